@@ -1,0 +1,99 @@
+// Package outrider writes events into a transactional outbox: in the same
+// transaction as the data they speak of, so that both exist or neither does.
+// A relay (package relay, or the outrider binary) carries them out afterwards.
+//
+// The package needs nothing but the standard library and links no driver.
+package outrider
+
+import (
+	"time"
+)
+
+// Event is one event as an application enqueues it.
+type Event struct {
+	// ID identifies the event everywhere: the "id" header, the operator's
+	// look-ups, the key by which consumers drop duplicates. A UUID in its
+	// text form; empty means that Add makes one (version 7, so that ids made
+	// later sort later).
+	//
+	// An ID that is given twice is stored twice and delivered twice: the
+	// outbox has no unique index on it, which would cost every insert and
+	// could not reach over partitions. Consumers drop the second one.
+	ID string
+
+	// AggregateType and AggregateID name the thing that the event is about,
+	// such as "order" and "42". Both are needed.
+	AggregateType string
+	AggregateID   string
+
+	// Type is what happened, such as "OrderPlaced". Needed.
+	Type string
+
+	// Key is what is kept in order: events of one key are delivered in the
+	// order of their transactions. Empty means the aggregate id.
+	Key string
+
+	// Unordered says that the event waits for no other and no other waits for
+	// it. Key must be empty then.
+	Unordered bool
+
+	// Payload is carried byte for byte. nil is sent as an empty payload.
+	Payload []byte
+
+	// ContentType is the payload's media type; empty means
+	// "application/json".
+	ContentType string
+
+	// Headers travel with the event as they are, besides those that a sink
+	// makes itself (id, type, aggregate_type, ...). Names are case-sensitive.
+	Headers map[string]string
+
+	// Traceparent is the W3C trace context of the transaction, forwarded
+	// unchanged as the "traceparent" header. Empty: none.
+	Traceparent string
+
+	// AvailableAt is when the event may be sent at the earliest; zero means
+	// at once. It is compared with the database's clock. A delayed event
+	// does not hold back the later ones of its key.
+	AvailableAt time.Time
+
+	// Delay is the same counted from the insert, by the database's clock, in
+	// steps of a microsecond. Only one of AvailableAt and Delay may be set.
+	Delay time.Duration
+}
+
+// Record is an event as a store hands it to the relay and the relay to a sink.
+// ID, Key and ContentType are filled in as they are in force (Key is empty
+// only for unordered events); Traceparent is set from the header of that name,
+// which is not in Headers any more; Delay is zero.
+//
+// A Record and all it points to is read-only once it has been handed out.
+type Record struct {
+	Event
+
+	// Row is the store's own id of the event's row: a number on native
+	// tables, anything on others. It is for people; ID is the identity.
+	Row string
+
+	// Lane is the lane of Key: see Lane.
+	Lane int
+
+	// Sequence grows along the first deliveries of a lane, so a consumer
+	// that remembers the highest one per key can drop a run that is repeated
+	// after a crash. 0 where the store keeps none.
+	Sequence int64
+
+	// CreatedAt is when the row was written, by the database's clock.
+	CreatedAt time.Time
+
+	// Attempts is how many deliveries of this event to this destination have
+	// been counted as failed so far.
+	Attempts int
+
+	// Starts is how many processes died with this event alone in hand.
+	Starts int
+
+	// Waited is how long the event has been retried: from its first counted
+	// failure to the claim, by the database's clock. 0 for a first attempt.
+	Waited time.Duration
+}
