@@ -6,6 +6,7 @@
 package outrider
 
 import (
+	"fmt"
 	"time"
 )
 
@@ -78,10 +79,10 @@ type Record struct {
 	// Lane is the lane of Key: see Lane.
 	Lane int
 
-	// Sequence grows along the first deliveries of a lane, so a consumer
-	// that remembers the highest one per key can drop a run that is repeated
-	// after a crash. 0 where the store keeps none.
-	Sequence int64
+	// Sequence grows along the first deliveries of a key, so a consumer that
+	// remembers the highest one per key can drop a run that is repeated after
+	// a crash. Zero where the store keeps none.
+	Sequence Sequence
 
 	// CreatedAt is when the row was written, by the database's clock.
 	CreatedAt time.Time
@@ -97,3 +98,17 @@ type Record struct {
 	// failure to the claim, by the database's clock. 0 for a first attempt.
 	Waited time.Duration
 }
+
+// Sequence places an event among the first deliveries of its key: the page it
+// was first read in, and its position there. It stays with the event over
+// crashes and moves of its lane, which a row id alone cannot do: a transaction
+// that commits late carries a lower id.
+type Sequence struct {
+	Page, Pos int64
+}
+
+// IsZero reports whether the store keeps no sequence.
+func (s Sequence) IsZero() bool { return s == Sequence{} }
+
+// String is 32 hexadecimal digits; texts compare as sequences do.
+func (s Sequence) String() string { return fmt.Sprintf("%016x%016x", s.Page, s.Pos) }
