@@ -23,8 +23,9 @@ type call struct {
 
 // item is one message of a call; c is nil once it has been reported.
 type item struct {
-	c *call
-	i int
+	c     *call
+	i     int
+	begun bool // it is in Decide's hands
 }
 
 // line is what waits to be sent one after another: the messages of a key, over
@@ -124,7 +125,7 @@ func (s *Sink) queue(c *call) []*line {
 			}
 		}
 		mine[l] = true
-		l.items = append(l.items, item{c, i})
+		l.items = append(l.items, item{c: c, i: i})
 		if len(l.items) == 1 {
 			s.wg.Go(func() { s.drive(l) })
 		}
@@ -141,10 +142,17 @@ func (s *Sink) drive(l *line) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for len(l.items) > 0 {
-		if head := l.items[0]; head.c != nil {
+		switch head := &l.items[0]; {
+		case head.c == nil:
+		case head.c.ctx.Err() != nil:
+			head.report(sink.Result{Status: sink.NotSent, Class: sink.ClassStopped, Err: errStopped})
+			l.stop(1)
+		default:
+			head.begun = true
 			m := clone(&head.c.b.Messages[head.i]) // Decide may outlast the call
+			ctx := head.c.ctx
 			s.mu.Unlock()
-			r := s.take(head.c.ctx, &m)
+			r := s.take(ctx, &m)
 			s.mu.Lock()
 			// A head that was abandoned meanwhile has been reported, and
 			// what came later does not stand behind its failure.
@@ -180,7 +188,7 @@ func (s *Sink) abandon(c *call, mine []*line) {
 			if l.items[k].c != c {
 				continue
 			}
-			if k == 0 {
+			if l.items[k].begun {
 				l.items[k].report(sink.Result{Status: sink.Unknown, Class: sink.ClassStopped, Err: errCut})
 			} else {
 				l.items[k].report(sink.Result{Status: sink.NotSent, Class: sink.ClassStopped, Err: errStopped})
