@@ -14,7 +14,7 @@ import (
 	"github.com/outrider-dev/outrider"
 )
 
-//go:embed postgres/*.sql
+//go:embed postgres/*.sql sqlite/*.sql sqlite_rows/*.sql
 var embedded embed.FS
 
 // file is one migration as it is embedded.
@@ -54,6 +54,13 @@ func newMigrator(o Options) (*migrator, error) {
 		return nil, fmt.Errorf("migrate: Options.Set: %q is unknown; there are %q and %q", o.Set, Stream, Rows)
 	case o.Dialect == outrider.Postgres && o.Set == Stream:
 		m.dialect = postgres{}
+	case o.Dialect == outrider.SQLite && o.Payload == outrider.PayloadJSON:
+		return nil, fmt.Errorf("migrate: Options.Payload: %s exists on PostgreSQL only", o.Payload)
+	case o.Dialect == outrider.SQLite:
+		m.dialect = sqlite{}
+		if o.Set == Rows {
+			m.events, dir = "outbox_rows", "sqlite_rows"
+		}
 	default:
 		return nil, fmt.Errorf("migrate: Options.Dialect: %s with Options.Set %q is not supported", o.Dialect, o.Set)
 	}

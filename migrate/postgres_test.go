@@ -176,6 +176,19 @@ func TestPostgresHistory(t *testing.T) {
 	testHistory(t, db, pg)
 }
 
+// A migration that fails leaves nothing of itself.
+func TestPostgresFailureLeavesNothing(t *testing.T) {
+	db := openPostgres(t, testdb.Postgres(t), pgx.QueryExecModeCacheStatement)
+	mustExec(t, db, "create table outbox_journal (x int)")
+	before := objects(t, db)
+	if _, err := migrate.Up(t.Context(), db, pg); err == nil || !strings.Contains(err.Error(), "version 1 (outbox)") {
+		t.Errorf("got %v, want an error that names the migration", err)
+	}
+	if after := objects(t, db); after != before {
+		t.Errorf("left %s", after)
+	}
+}
+
 // What migrate.SQL prints is what Up does.
 func TestPostgresSQL(t *testing.T) {
 	db := openPostgres(t, testdb.Postgres(t), pgx.QueryExecModeCacheStatement)

@@ -1,0 +1,116 @@
+-- The outbox: rows are inserted by applications and never updated. SQLite has
+-- one writer at a time, so ids are in the order of commits.
+--
+-- Instants are whole microseconds since 1970-01-01 00:00 UTC, by SQLite's own
+-- clock, which ticks in milliseconds. The expression needs no SQLite newer than
+-- what clients of any language come with: unixepoch('subsec') has 3.42 on.
+create table outbox_events (
+    -- Orders the events. AUTOINCREMENT: without it the ids of deleted rows
+    -- come again.
+    id             integer not null primary key autoincrement,
+    -- Identifies the event for consumers. Not unique on purpose. The default is
+    -- a random UUID (version 4).
+    event_id       text    not null default (lower(
+        hex(randomblob(4)) || '-' || hex(randomblob(2)) || '-4' || substr(hex(randomblob(2)), 2) || '-' ||
+        substr('89ab', 1 + (random() & 3), 1) || substr(hex(randomblob(2)), 2) || '-' || hex(randomblob(6)))),
+    aggregate_type text    not null,
+    aggregate_id   text    not null,
+    event_type     text    not null,
+    -- NULL: the aggregate id. Empty: unordered. There is no column for the
+    -- lane, as SQLite has no md5(): readers compute it.
+    event_key      text,
+    payload        blob,
+    content_type   text    not null default 'application/json',
+    headers        text,                 -- a JSON object
+    available_at   integer,
+    created_at     integer not null default (cast(round((julianday('now') - 2440587.5) * 86400000.0) as integer) * 1000)
+);
+create index outbox_events_key_idx on outbox_events (coalesce(event_key, aggregate_id), id);
+create index outbox_events_event_id_idx on outbox_events (event_id);
+
+-- One row, about the whole.
+create table outbox_source (
+    only_row   integer not null primary key default 1 check (only_row = 1),
+    seen_id    integer not null,         -- the highest id ever seen
+    created_at integer not null default (cast(round((julianday('now') - 2440587.5) * 86400000.0) as integer) * 1000)
+);
+
+-- Where each lease stands: the lanes of one destination that progress together.
+create table outbox_leases (
+    lease       integer not null primary key autoincrement,
+    destination text    not null,
+    lanes       integer not null,        -- a bit per lane
+    owner       text,                    -- the relay's name; null: free
+    epoch       integer not null default 0,
+    expires_at  integer,
+    -- Grows with each write of the owner, to recognise one whose answer was lost.
+    writes      integer not null default 0,
+    -- All up to this id is done, but for the exceptions.
+    base        integer not null default 0,
+    page        integer not null default 0, -- numbers the pages, for sequences
+    open        text    not null default '[]' -- what is in hand: an array of pages
+);
+create index outbox_leases_destination_idx on outbox_leases (destination);
+
+-- Relays that have joined.
+create table outbox_relays (
+    id         integer not null primary key autoincrement,
+    relay      text    not null,
+    expires_at integer not null
+);
+
+-- Events that are not simply pending or published.
+create table outbox_exceptions (
+    destination  text    not null,
+    id           integer not null,
+    lane         integer not null,
+    event_key    text    not null,       -- empty: unordered
+    event_id     text    not null,
+    event_type   text    not null,
+    state        text    not null
+        check (state in ('WAITING', 'SCHEDULED', 'PUBLISHING', 'FAILED', 'DISCARDED')),
+    due_at       integer,
+    attempts     integer not null default 0,
+    starts       integer not null default 0,
+    page         integer not null default 0,
+    class        text    not null default '',
+    message      text    not null default '',
+    created_at   integer not null,       -- the event's
+    first_failed integer,
+    last_failed  integer,
+    primary key (destination, id)
+);
+create index outbox_exceptions_due_idx on outbox_exceptions (destination, due_at)
+    where state in ('WAITING', 'SCHEDULED', 'PUBLISHING');
+create index outbox_exceptions_state_idx on outbox_exceptions (destination, state, created_at);
+
+-- Keys that are held back: the failed head of each, and the id up to which its
+-- successors are done. A key stays here until it stands where its lease stands.
+create table outbox_held_keys (
+    destination text    not null,
+    event_key   text    not null,
+    lane        integer not null,
+    head        integer,                 -- id of its exception; null: free, being drained
+    at          integer not null,
+    starts      integer not null default 0,
+    page        integer not null default 0,
+    in_hand     integer not null default 0, -- successors in hand
+    since       integer not null default (cast(round((julianday('now') - 2440587.5) * 86400000.0) as integer) * 1000),
+    primary key (destination, event_key)
+);
+
+-- One row per settled claim.
+create table outbox_journal (
+    entry       integer not null primary key autoincrement,
+    destination text    not null,
+    lease       integer not null,
+    epoch       integer not null,
+    relay       text    not null,
+    kind        text    not null,
+    from_id     integer not null,
+    to_id       integer not null,
+    records     integer not null,
+    published   integer not null,
+    receipts    text    not null default '[]',
+    settled_at  integer not null default (cast(round((julianday('now') - 2440587.5) * 86400000.0) as integer) * 1000)
+);

@@ -1,0 +1,2 @@
+drop table outbox_row_leases;
+drop table outbox_rows;
