@@ -16,7 +16,6 @@ import (
 	"encoding/hex"
 	"fmt"
 	"hash/fnv"
-	"maps"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -92,9 +91,13 @@ type Arrived struct {
 // Headers are the headers that a sink makes of a message by convention, and
 // the message's own.
 func Headers(m sink.Message) map[string]string {
-	h := maps.Clone(m.Headers)
-	if h == nil {
-		h = map[string]string{}
+	h := map[string]string{}
+	for name, v := range m.Headers {
+		switch name {
+		case "id", "type", "aggregate_type", "aggregate_id", "content_type", "traceparent", "sequence":
+			name = "header." + name // the sink's own go first
+		}
+		h[name] = v
 	}
 	h["id"], h["type"] = m.ID, m.Type
 	h["aggregate_type"], h["aggregate_id"] = m.AggregateType, m.AggregateID
