@@ -1,0 +1,60 @@
+# make help lists the targets.
+
+GO ?= go
+# What to test, and more flags for go test: make test PKG=./store/... ARGS='-run Claim -v'
+PKG ?= ./...
+ARGS ?=
+# Of one package's tests. A test that hangs must end well before the whole run is given up.
+TIMEOUT ?= 10m
+
+GOTESTSUM = $(GO) run gotest.tools/gotestsum@v1.13.0
+STATICCHECK = $(GO) run honnef.co/go/tools/cmd/staticcheck@v0.8.2
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
+		while IFS='|' read -r name text; do printf '  %-14s %s\n' "$$name" "$$text"; done
+
+.PHONY: test
+test: fmt-check servers ## everything: formatting, vet, all tests with the race detector, on real servers
+	@eval "$$(scripts/servers env)" && $(MAKE) --no-print-directory test-env
+
+# The race detector needs cgo. Vet with -race shares its builds with the tests that follow.
+.PHONY: test-env
+test-env: ## vet and all tests, on the servers that the environment names (scripts/compose.yaml)
+	@NEED_WITH=libc6-dev scripts/need gcc:gcc
+	CGO_ENABLED=1 $(GO) vet -race $(PKG)
+	OUTRIDER_TEST_REQUIRE=1 CGO_ENABLED=1 $(GOTESTSUM) --format=pkgname-and-test-fails --format-hide-empty-pkg -- \
+		-race -timeout=$(TIMEOUT) $(ARGS) $(PKG)
+
+# Without the addresses, whatever needs a server skips itself.
+.PHONY: test-short
+test-short: ## quick tests, no servers
+	env CI= OUTRIDER_TEST_REQUIRE= $$(env | sed -n 's/^\(OUTRIDER_TEST_[A-Z_]*\)=.*/-u \1/p') \
+		$(GO) test -short -timeout=$(TIMEOUT) $(ARGS) $(PKG)
+
+.PHONY: lint
+lint: fmt-check ## golangci-lint where it is installed, else vet and staticcheck
+	@if command -v golangci-lint >/dev/null; then \
+		golangci-lint run $(PKG); \
+	else \
+		$(GO) vet $(PKG) && $(STATICCHECK) $(PKG); \
+	fi
+
+.PHONY: fmt
+fmt: ## format all Go files
+	gofmt -w .
+
+.PHONY: fmt-check
+fmt-check:
+	@files=$$(gofmt -l .); if [ -n "$$files" ]; then echo "not formatted (make fmt):" $$files >&2; exit 1; fi
+
+.PHONY: servers
+servers: ## bring the real servers up; they stay up
+	@scripts/servers up
+
+.PHONY: servers-down
+servers-down: ## take them down; their data stays
+	@scripts/servers down
