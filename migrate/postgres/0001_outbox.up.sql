@@ -72,8 +72,8 @@ create table outbox_leases (
     hi          bigint      not null default 0,
     -- Numbers the pages, for sequences.
     page        bigint      not null default 0,
-    -- What is in hand: an array of pages.
-    open        json        not null default '[]'
+    -- What is in hand, and what is to be read again: pages.
+    open        json        not null default '{"open":[]}'
 ) with (fillfactor = 40, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_scale_factor = 0);
 create index outbox_leases_destination_idx on outbox_leases (destination);
 
@@ -127,11 +127,14 @@ create table outbox_held_keys (
     in_hand     int         not null default 0, -- successors in hand
     starts      int         not null default 0, -- as of an exception, of the next successor
     together    int         not null default 0,
+    suspects    int         not null default 0,
     alone       boolean     not null default false,
     page        bigint      not null default 0,
+    freed       boolean     not null default false, -- by an operator; the owner takes note
     since       timestamptz not null default clock_timestamp(),
     primary key (destination, event_key)
 ) with (fillfactor = 70);
+create index outbox_held_keys_freed_idx on outbox_held_keys (destination) where freed;
 
 -- One row per settled claim.
 create table outbox_journal (

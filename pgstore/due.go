@@ -1,0 +1,475 @@
+package pgstore
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outrider-dev/outrider"
+	"github.com/outrider-dev/outrider/store"
+)
+
+// due is the driver's part of a Due claim: exceptions by themselves first, then
+// successors of held keys.
+type due struct {
+	l       *lease
+	claim   *store.Claim
+	singles []int64
+	drains  []*drain
+	page    int64
+	settled bool
+}
+
+// drain is what a Due claim has of one held key.
+type drain struct {
+	key       string
+	first     int     // index of its first record in the claim
+	ids       []int64 // of its records
+	to        int64   // the last row that was read
+	all       bool    // nothing is left up to the key's target
+	scheduled []row
+	records   []outrider.Record
+}
+
+// ids are the row ids of the claim's records.
+func (d *due) ids() []int64 {
+	out := slices.Clone(d.singles)
+	for _, dr := range d.drains {
+		out = append(out, dr.ids...)
+	}
+	return out
+}
+
+// single is a due exception as it was read.
+type single struct {
+	row
+	state    string
+	together int
+	missing  bool // its event's row is gone
+}
+
+const maxDrains = 64 // held keys in one Due claim
+
+// claimDue hands out what is due of the exceptions, and of the keys that wait
+// to be drained. It marks them as in hand itself, so that an operator who acts
+// on them at the same moment comes before or after, never in between.
+func (l *lease) claimDue(ctx context.Context, p store.ClaimParams) (*store.Claim, error) {
+	l.writing.Lock()
+	defer l.writing.Unlock()
+	if err := l.resolve(ctx); err != nil {
+		return nil, err
+	}
+	c := &store.Claim{Lease: l.Lease, Kind: store.Due}
+	l.mu.Lock()
+	busy := l.exclusive()
+	l.mu.Unlock()
+	if busy {
+		return c, nil
+	}
+	next, err := l.lookDue(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c.NextDue = next
+	d := &due{l: l, claim: c}
+	c.Driver = d
+	var singles []single
+	if next == dueNow {
+		if singles, err = l.readSingles(ctx, p); err != nil {
+			return nil, err
+		}
+	}
+	if len(singles) < p.MaxRecords && (len(singles) == 0 || singles[0].together == 0) {
+		if err := l.readDrains(ctx, p, d, p.MaxRecords-len(singles)); err != nil {
+			return nil, err
+		}
+	}
+	d.pick(singles)
+	if len(c.Records) == 0 && len(singles) == 0 {
+		if c.NextDue == dueNow {
+			c.NextDue = 0 // what is due waits for something in hand
+		}
+		return c, nil
+	}
+	return c, d.begin(ctx, singles)
+}
+
+// dueNow stands for "at once" in Claim.NextDue, where 0 means never.
+const dueNow = time.Nanosecond
+
+// lookDue finds when the next exception is due, and takes note of keys that
+// operators have freed.
+func (l *lease) lookDue(ctx context.Context) (time.Duration, error) {
+	var next *int64
+	var freed []string
+	var ats []int64
+	err := l.ses.st.pool.QueryRow(ctx, `
+		select (select (extract(epoch from due_at - clock_timestamp()) * 1000000)::bigint
+		        from outbox_exceptions
+		        where destination = $2 and state in ('WAITING', 'SCHEDULED', 'PUBLISHING')
+		          and (($1::bigint >> lane::int) & 1) = 1 and due_at < 'infinity' and id <> all($3)
+		        order by due_at limit 1),
+		       array(select event_key from outbox_held_keys where destination = $2 and freed
+		             and (($1::bigint >> lane::int) & 1) = 1 order by event_key limit 1000),
+		       array(select at from outbox_held_keys where destination = $2 and freed
+		             and (($1::bigint >> lane::int) & 1) = 1 order by event_key limit 1000)`,
+		mask(l.Lanes), l.Destination, l.inHandIDs()).Scan(&next, &freed, &ats)
+	if err != nil {
+		return 0, fmt.Errorf("pgstore: look for due exceptions of lease %d: %w", l.ID, err)
+	}
+	l.mu.Lock()
+	for i, key := range freed {
+		if k := l.held[key]; k != nil && k.head != 0 && i < len(ats) && k.head == ats[i] {
+			k.head, k.at, k.near = 0, ats[i], false
+		}
+	}
+	l.mu.Unlock()
+	switch {
+	case next == nil:
+		return 0, nil
+	case *next <= 0:
+		return dueNow, nil
+	}
+	return max(time.Duration(*next)*time.Microsecond, dueNow), nil
+}
+
+func (l *lease) inHandIDs() []int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := make([]int64, 0, len(l.inHand))
+	for id := range l.inHand {
+		out = append(out, id)
+	}
+	return out
+}
+
+// ready reports whether nothing is in hand that may hold records of the key.
+// Called with mu held.
+func (k *heldKey) ready(l *lease) bool {
+	return len(l.open) == 0 || l.open[0].no > k.wait
+}
+
+// readSingles reads due exceptions: one key's only when nothing of the key is
+// in hand in a fresh claim.
+func (l *lease) readSingles(ctx context.Context, p store.ClaimParams) ([]single, error) {
+	inHand := l.inHandIDs()
+	unready := []string{}
+	l.mu.Lock()
+	for key, k := range l.held {
+		if !k.ready(l) {
+			unready = append(unready, key)
+		}
+	}
+	l.mu.Unlock()
+	res, err := l.ses.st.pool.Query(ctx, l.ses.st.sql.due, mask(l.Lanes), inline(p), l.Destination, inHand, p.MaxRecords, unready)
+	if err != nil {
+		return nil, fmt.Errorf("pgstore: read due exceptions of lease %d: %w", l.ID, err)
+	}
+	defer res.Close()
+	var out []single
+	limit := p.MaxRecords
+	for res.Next() {
+		var s single
+		v, err := l.reader.scan(res, &s.row)
+		if err != nil {
+			return nil, err
+		}
+		n := func(i int) int64 { return number(v[i]) }
+		s.rec.Attempts, s.rec.Starts, s.together = int(n(0)), int(n(1)), int(n(2))
+		s.rec.Sequence = outrider.Sequence{Page: n(3)}
+		s.rec.Waited = time.Duration(n(4)) * time.Microsecond
+		s.missing = s.id == 0
+		s.id = n(5)
+		s.rec.Sequence.Pos = s.id
+		s.state = string(v[7])
+		if s.together > 0 {
+			limit = min(limit, s.together)
+		}
+		if len(out) >= limit {
+			break
+		}
+		out = append(out, s)
+	}
+	res.Close()
+	if err := res.Err(); err != nil {
+		return nil, fmt.Errorf("pgstore: read due exceptions of lease %d: %w", l.ID, err)
+	}
+	rows := make([]row, len(out))
+	for i := range out {
+		rows[i] = out[i].row
+	}
+	out = out[:cut(rows, p.MaxBytes)]
+	for i := range out {
+		if err := l.ses.st.fetchLarge(ctx, &out[i].row); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// number reads a binary int4 or int8.
+func number(b []byte) int64 {
+	if len(b) == 4 {
+		return int64(int32(binary.BigEndian.Uint32(b)))
+	}
+	return int64(binary.BigEndian.Uint64(b))
+}
+
+// start is the id behind which successors beyond the key's base may be: those
+// that the lease passed over, and in a window those that it has yet to come to.
+// false: there are none, or it is not known yet. Called with mu held.
+func (k *heldKey) start(l *lease) (int64, bool) {
+	switch {
+	case l.done.target == nil:
+		return k.next - 1, k.next != 0
+	case l.done.at == 0:
+		return 0, false // rows with low ids come first, and are still to be seen
+	case k.next != 0:
+		return min(k.next-1, l.done.at), true
+	}
+	return l.done.at, true
+}
+
+// aim gives a free key the next stretch to be drained. false: nothing is left up
+// to where the lease stands. Called with mu held.
+func (k *heldKey) aim(l *lease) bool {
+	if k.target != nil {
+		return true
+	}
+	to := l.done.base
+	if l.done.target != nil {
+		to = *l.done.target
+	}
+	if to.text == k.base.text {
+		k.near = l.done.target == nil
+		return false
+	}
+	from, any := k.start(l)
+	if !any {
+		if l.done.target == nil {
+			k.base, k.near = to, true
+		}
+		return false
+	}
+	k.target, k.at, k.low, k.next, k.near = &to, from, k.next, 0, false
+	return true
+}
+
+// readDrains reads successors of keys that are free.
+func (l *lease) readDrains(ctx context.Context, p store.ClaimParams, d *due, room int) error {
+	l.mu.Lock()
+	var keys []*heldKey
+	for _, k := range l.held {
+		if k.head == 0 && k.inHand == 0 && k.ready(l) && k.aim(l) {
+			keys = append(keys, k)
+		}
+		if len(keys) == maxDrains {
+			break
+		}
+	}
+	l.mu.Unlock()
+	if len(keys) == 0 {
+		return nil
+	}
+	share := max(1, room/len(keys))
+	if p.KeyShare > 0 {
+		share = min(share, p.KeyShare)
+	}
+	for _, k := range keys {
+		if k.together > 0 { // in hand at a death: by itself, in pieces
+			keys, share = []*heldKey{k}, min(share, k.together)
+			break
+		}
+	}
+	var b pgx.Batch
+	found := make([][]row, len(keys))
+	small := p
+	small.MaxBytes = max(1, p.MaxBytes/len(keys))
+	for i, k := range keys {
+		b.Queue(l.ses.st.sql.key, mask(l.Lanes), inline(small), k.key, k.at, k.target.text, k.base.text, share).
+			Query(func(r pgx.Rows) (err error) { found[i], err = l.reader.rows(r, nil); return err })
+	}
+	if err := l.ses.st.pool.SendBatch(ctx, &b).Close(); err != nil {
+		return fmt.Errorf("pgstore: read held keys of lease %d: %w", l.ID, err)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i, k := range keys {
+		rows := found[i]
+		if len(rows) == 0 {
+			k.base, k.target, k.at, k.near = *k.target, nil, 0, true
+			continue
+		}
+		n := cut(rows, small.MaxBytes)
+		dr := &drain{key: k.key, all: n == len(rows) && n < share, to: rows[n-1].id}
+		for j := range rows[:n] {
+			r := &rows[j]
+			if r.later {
+				dr.scheduled = append(dr.scheduled, *r)
+				continue
+			}
+			if err := l.ses.st.fetchLarge(ctx, r); err != nil {
+				return err
+			}
+			r.rec.Sequence = outrider.Sequence{Pos: r.id}
+			if len(dr.ids) == 0 {
+				r.rec.Starts = k.starts
+			}
+			dr.ids = append(dr.ids, r.id)
+			dr.records = append(dr.records, r.rec)
+		}
+		d.drains = append(d.drains, dr)
+	}
+	return nil
+}
+
+// pick makes the claim of what was read.
+func (d *due) pick(singles []single) {
+	c := d.claim
+	for i := range singles {
+		s := &singles[i]
+		if s.missing {
+			continue
+		}
+		c.Records = append(c.Records, s.rec)
+		d.singles = append(d.singles, s.id)
+		c.Redelivery = true
+		if s.together > 0 {
+			c.Exclusive = true
+			c.Alone = s.together == 1
+		}
+	}
+	for _, dr := range d.drains {
+		dr.first = len(c.Records)
+		c.Records = append(c.Records, dr.records...)
+		dr.records = nil
+		if k := d.l.held[dr.key]; k != nil && k.together > 0 {
+			c.Exclusive, c.Redelivery = true, true
+			c.Alone = k.together == 1
+		}
+	}
+	if len(d.drains) > 0 {
+		c.NextDue = dueNow
+	}
+}
+
+// begin marks the claim's records as in hand. Called with writing held.
+func (d *due) begin(ctx context.Context, singles []single) error {
+	l, c := d.l, d.claim
+	ids, gone := []int64{}, []int64{}
+	scheduled := 0
+	for _, s := range singles {
+		if s.missing {
+			gone = append(gone, s.id)
+			continue
+		}
+		ids = append(ids, s.id)
+		if s.state == "SCHEDULED" {
+			scheduled++
+		}
+	}
+	var marked []int64
+	d.page = l.nextPage()
+	for i := range c.Records {
+		if i >= len(d.singles) {
+			c.Records[i].Sequence.Page = d.page
+		}
+	}
+	first := func(b *pgx.Batch) *pgx.QueuedQuery {
+		return b.Queue(`update outbox_leases set writes = writes + 1, page = greatest(page, $4) where lease = $1 and epoch = $2 and writes = $3`,
+			l.ID, l.Epoch, l.writes, d.page)
+	}
+	others := []func(*pgx.Batch){func(b *pgx.Batch) {
+		b.Queue(`
+			update outbox_exceptions set state = 'PUBLISHING', alone = $6, together = 0
+			where `+fenced+` and destination = $4 and id = any($5) and state in ('WAITING', 'SCHEDULED', 'PUBLISHING')
+			returning id`, l.ID, l.Epoch, l.writes+1, l.Destination, ids, c.Alone).
+			Query(func(r pgx.Rows) (err error) {
+				marked, err = pgx.CollectRows(r, pgx.RowTo[int64])
+				return err
+			})
+		if len(gone) > 0 {
+			b.Queue(`
+				update outbox_exceptions set state = 'FAILED', class = 'other', last_failed = clock_timestamp(),
+					first_failed = coalesce(first_failed, clock_timestamp()),
+					message = 'the row of the event is gone: its partition was dropped or the row deleted'
+				where `+fenced+` and destination = $4 and id = any($5)`, l.ID, l.Epoch, l.writes+1, l.Destination, gone)
+		}
+		for _, dr := range d.drains {
+			k := l.held[dr.key]
+			b.Queue(putKeySQL, l.ID, l.Epoch, l.writes+1, l.Destination, k.key, k.lane, k.head, k.base.text, &k.target.text,
+				k.at, lowest(k.low, k.next), max(1, len(dr.ids)), k.starts, k.together, k.suspects, k.page)
+			if c.Alone {
+				b.Queue(`update outbox_held_keys set alone = true where `+fenced+` and destination = $4 and event_key = $5`,
+					l.ID, l.Epoch, l.writes+1, l.Destination, k.key)
+			}
+		}
+	}}
+	what := &written{apply: func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		for _, id := range ids {
+			l.inHand[id] = true
+		}
+		l.exceptions += scheduled
+		for _, dr := range d.drains {
+			l.held[dr.key].inHand = max(1, len(dr.ids))
+		}
+	}}
+	if err := l.write(ctx, what, first, others...); err != nil {
+		return err
+	}
+	d.drop(ids, marked)
+	if len(c.Records) == 0 {
+		// All that was read is not due yet, or gone: settle it at once.
+		return l.commit(ctx, store.CommitParams{Lease: l.Lease, Settle: []store.Settlement{{Claim: c}}})
+	}
+	return nil
+}
+
+// drop takes records out of the claim that an operator was quicker to act on.
+func (d *due) drop(ids, marked []int64) {
+	if len(ids) == len(marked) {
+		return
+	}
+	l, c := d.l, d.claim
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var records []outrider.Record
+	var singles []int64
+	for i, id := range d.singles {
+		if slices.Contains(marked, id) {
+			records = append(records, c.Records[i])
+			singles = append(singles, id)
+			continue
+		}
+		delete(l.inHand, id)
+		l.exceptions--
+	}
+	shift := len(d.singles) - len(singles)
+	c.Records = append(records, c.Records[len(d.singles):]...)
+	d.singles = singles
+	for _, dr := range d.drains {
+		dr.first -= shift
+	}
+}
+
+// forget makes due again what was claimed and is not going to be sent: it is
+// found by the next Due claim, as after a lost answer.
+func (d *due) forget() {
+	l := d.l
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, id := range d.singles {
+		delete(l.inHand, id)
+	}
+	for _, dr := range d.drains {
+		if k := l.held[dr.key]; k != nil {
+			k.inHand = 0
+		}
+	}
+}

@@ -1,0 +1,479 @@
+package pgstore
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outrider-dev/outrider"
+	"github.com/outrider-dev/outrider/store"
+)
+
+// Claim implements store.Session.
+func (ses *session) Claim(ctx context.Context, p store.ClaimParams) (*store.Claim, error) {
+	l := ses.lease(p.Lease)
+	if l == nil {
+		return nil, store.ErrFenced
+	}
+	if p.MaxRecords <= 0 || p.MaxBytes <= 0 {
+		return nil, fmt.Errorf("pgstore: ClaimParams.MaxRecords and MaxBytes are needed")
+	}
+	if p.Kind == store.Due {
+		return l.claimDue(ctx, p)
+	}
+	// Pages of which nothing is left to be sent are settled at once and the
+	// next one is read; the bound keeps a call short when there are many.
+	for range 16 {
+		c, err := l.claimFresh(ctx, p)
+		if err != nil || c == nil || len(c.Records) > 0 {
+			if c == nil {
+				c = &store.Claim{Lease: l.Lease}
+			}
+			return c, err
+		}
+		if err := l.flush(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return &store.Claim{Lease: l.Lease, More: true}, nil
+}
+
+// flush settles claims without records that nothing else is in hand before.
+func (l *lease) flush(ctx context.Context) error {
+	l.writing.Lock()
+	defer l.writing.Unlock()
+	if err := l.resolve(ctx); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	ready := len(l.open) > 0 && len(l.open[0].records.Records) == 0
+	l.mu.Unlock()
+	if !ready {
+		return nil
+	}
+	return l.commit(ctx, store.CommitParams{Lease: l.Lease})
+}
+
+// claimFresh reads the next page. nil: there is none now. A claim without
+// records covers a page all of which is held back or scheduled.
+func (l *lease) claimFresh(ctx context.Context, p store.ClaimParams) (*store.Claim, error) {
+	l.mu.Lock()
+	if len(l.open) > 0 && len(l.open[0].records.Records) == 0 {
+		l.mu.Unlock()
+		if err := l.flush(ctx); err != nil {
+			return nil, err
+		}
+		l.mu.Lock()
+	}
+	if p.MaxExceptions > 0 && l.exceptions+len(l.held) >= p.MaxExceptions {
+		l.mu.Unlock()
+		return nil, nil
+	}
+	if len(l.redo) > 0 {
+		again := l.redo[0]
+		busy := len(l.open) > 0
+		l.mu.Unlock()
+		if busy && again.Limit > 0 {
+			return nil, nil // one piece at a time
+		}
+		return l.readAgain(ctx, p, again)
+	}
+	if l.exclusive() {
+		l.mu.Unlock()
+		return nil, nil
+	}
+	l.mu.Unlock()
+	if wait, err := l.rejoin(ctx); wait || err != nil {
+		return nil, err
+	}
+	stop := l.stopAt()
+	l.mu.Lock()
+	pos := l.read
+	l.mu.Unlock()
+	if pos.target == nil && stop != nil && pos.base.text == stop.text {
+		return nil, nil
+	}
+	if pos.target == nil {
+		return l.openWindow(ctx, p, pos, stop)
+	}
+	return l.readWindow(ctx, p, pos)
+}
+
+// exclusive reports whether a piece of what was in hand at a death is in hand.
+// Called with mu held.
+func (l *lease) exclusive() bool {
+	for _, f := range l.open {
+		if f.records.Exclusive {
+			return true
+		}
+	}
+	return false
+}
+
+// smallest is what payloads are read along with their rows: what a page of
+// MaxRecords may have on average, but never less than 4 KiB.
+func inline(p store.ClaimParams) int { return max(p.MaxBytes/p.MaxRecords, 4<<10) }
+
+// openWindow takes a snapshot and reads what came since base. What fits a page
+// is the window; else the window is set and its first page read.
+func (l *lease) openWindow(ctx context.Context, p store.ClaimParams, pos position, stop *snapshot) (*store.Claim, error) {
+	if stop != nil {
+		pos.target, pos.top = stop, 0
+		var err error
+		if pos.top, err = l.highest(ctx); err != nil {
+			return nil, err
+		}
+		return l.readWindow(ctx, p, pos)
+	}
+	limit := p.MaxRecords + 1
+	var text string
+	var top int64
+	var rows []row
+	st := l.ses.st
+	err := l.readOnly(ctx,
+		func(b *pgx.Batch) {
+			b.Queue(st.sql.now).QueryRow(func(r pgx.Row) error { return r.Scan(&text, &top) })
+		},
+		func(b *pgx.Batch) {
+			b.Queue(st.sql.fresh, mask(l.Lanes), inline(p), pos.base.xmax, limit).
+				Query(func(r pgx.Rows) (err error) { rows, err = l.reader.rows(r, rows); return err })
+		},
+		func(b *pgx.Batch) {
+			if len(pos.base.xip) > 0 {
+				b.Queue(st.sql.late, mask(l.Lanes), inline(p), pos.base.xipText(), limit).
+					Query(func(r pgx.Rows) (err error) { rows, err = l.reader.rows(r, rows); return err })
+			}
+		})
+	if err != nil {
+		return nil, fmt.Errorf("pgstore: read lease %d: %w", l.ID, err)
+	}
+	snap, err := parseSnapshot(text)
+	if err != nil {
+		return nil, err
+	}
+	if len(rows) == 0 {
+		l.idle(pos, snap)
+		return nil, nil
+	}
+	if len(rows) > p.MaxRecords || bytesOf(rows) > p.MaxBytes {
+		pos.target, pos.top = &snap, top
+		return l.readWindow(ctx, p, pos)
+	}
+	slices.SortFunc(rows, func(a, b row) int { return cmpInt(a.id, b.id) })
+	pg := page{Base: pos.base.text, Snap: snap.text, From: rows[0].id - 1, To: rows[len(rows)-1].id, Last: true}
+	return l.handOut(ctx, p, pos, pg, rows)
+}
+
+// idle moves base on past a snapshot with nothing in it, so that the next look
+// does not begin further and further back. In memory only: it is as true
+// without.
+func (l *lease) idle(pos position, snap snapshot) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.read.base.text != pos.base.text || l.read.target != nil {
+		return
+	}
+	l.read.base = snap
+	if len(l.open) == 0 {
+		l.done.base = snap
+		for _, k := range l.held {
+			if k.target == nil && k.base.text == pos.base.text {
+				k.base = snap // nothing came of this key either
+			}
+		}
+	}
+}
+
+// readWindow reads the next page of a window: first rows that came late, whose
+// id is one that has been passed, then new ones.
+func (l *lease) readWindow(ctx context.Context, p store.ClaimParams, pos position) (*store.Claim, error) {
+	st := l.ses.st
+	var rows []row
+	q := func(sql string, args ...any) error {
+		res, err := st.pool.Query(ctx, sql, args...)
+		if err != nil {
+			return err
+		}
+		rows, err = l.reader.rows(res, rows)
+		return err
+	}
+	from := pos.at
+	if from < pos.hi {
+		err := q(st.sql.older, mask(l.Lanes), inline(p), pos.base.xmax, pos.base.xipText(), pos.hi, from,
+			pos.target.text, p.MaxRecords)
+		if err != nil {
+			return nil, fmt.Errorf("pgstore: read lease %d: %w", l.ID, err)
+		}
+	}
+	if room := p.MaxRecords - len(rows); room > 0 {
+		err := q(st.sql.newer, mask(l.Lanes), inline(p), max(from, pos.hi), pos.top, pos.target.text, room)
+		if err != nil {
+			return nil, fmt.Errorf("pgstore: read lease %d: %w", l.ID, err)
+		}
+	}
+	n := cut(rows, p.MaxBytes)
+	pg := page{Base: pos.base.text, Snap: pos.target.text, From: from, Top: pos.top,
+		Last: n == len(rows) && n < p.MaxRecords}
+	rows = rows[:n]
+	pg.To = max(from, pos.top)
+	if !pg.Last {
+		pg.To = rows[n-1].id
+	}
+	return l.handOut(ctx, p, pos, pg, rows)
+}
+
+// readAgain reads a page that was in hand before, or the next piece of it.
+func (l *lease) readAgain(ctx context.Context, p store.ClaimParams, pg page) (*store.Claim, error) {
+	limit := p.MaxRecords
+	if pg.Limit > 0 {
+		limit = min(limit, pg.Limit)
+	}
+	res, err := l.ses.st.pool.Query(ctx, l.ses.st.sql.again, mask(l.Lanes), inline(p), pg.From, pg.To, pg.Snap, pg.Base, limit)
+	if err != nil {
+		return nil, fmt.Errorf("pgstore: read lease %d again: %w", l.ID, err)
+	}
+	rows, err := l.reader.rows(res, nil)
+	if err != nil {
+		return nil, fmt.Errorf("pgstore: read lease %d again: %w", l.ID, err)
+	}
+	n := cut(rows, p.MaxBytes)
+	whole := n == len(rows) && n < limit
+	rows = rows[:n]
+	l.mu.Lock()
+	pos := l.read
+	l.mu.Unlock()
+	piece := pg
+	if !whole {
+		piece.To, piece.Last = rows[n-1].id, false
+	}
+	return l.handOut(ctx, p, pos, piece, rows)
+}
+
+// cut is how many rows come before their payloads exceed max; at least one.
+func cut(rows []row, limit int) int {
+	sum := 0
+	for i := range rows {
+		sum += rows[i].size
+		if sum > limit && i > 0 {
+			return i
+		}
+	}
+	return len(rows)
+}
+
+func bytesOf(rows []row) int {
+	sum := 0
+	for i := range rows {
+		sum += rows[i].size
+	}
+	return sum
+}
+
+// highest is the highest id there is.
+func (l *lease) highest(ctx context.Context) (int64, error) {
+	var id int64
+	if err := l.ses.st.pool.QueryRow(ctx, `select coalesce(max(id), 0) from outbox_events`).Scan(&id); err != nil {
+		return 0, fmt.Errorf("pgstore: %w", err)
+	}
+	return id, nil
+}
+
+// handOut makes a claim of a page's rows: without those of held keys, those
+// that are not due, and what a key has beyond its share.
+func (l *lease) handOut(ctx context.Context, p store.ClaimParams, pos position, pg page, rows []row) (*store.Claim, error) {
+	for i := range rows {
+		if err := l.ses.st.fetchLarge(ctx, &rows[i]); err != nil {
+			return nil, err
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	redo := len(l.redo) > 0
+	if !redo {
+		pg.Page = l.nextPageLocked()
+	}
+	after, err := pos.after(pg)
+	if err != nil {
+		return nil, err
+	}
+	f := &fresh{l: l, no: l.claims + 1, before: l.read, after: after, skipped: map[string]int64{}}
+	c := &store.Claim{Lease: l.Lease, Kind: store.Fresh, Driver: f, Redelivery: redo}
+	f.records = c
+	c.Records = make([]outrider.Record, 0, len(rows))
+	f.ids = make([]int64, 0, len(rows))
+	count := map[string]int{}
+	for i := range rows {
+		r := &rows[i]
+		key := r.rec.Key
+		if k := l.held[key]; k != nil && key != "" {
+			if low, ok := f.skipped[key]; !ok || r.id < low {
+				f.skipped[key] = r.id
+			}
+			continue
+		}
+		if r.later {
+			f.scheduled = append(f.scheduled, *r)
+			continue
+		}
+		if p.KeyShare > 0 && key != "" {
+			if count[key]++; count[key] > p.KeyShare {
+				k := &heldKey{key: key, lane: r.rec.Lane, base: pos.base, target: after.target,
+					at: r.id - 1, low: r.id, page: pg.Page, born: f.no, wait: f.no}
+				if pg.Last {
+					snap := after.base
+					k.target = &snap
+				}
+				l.held[key] = k
+				f.burst = append(f.burst, k)
+				f.skipped[key] = r.id
+				continue
+			}
+		}
+		r.rec.Sequence = outrider.Sequence{Page: pg.Page, Pos: r.id}
+		if pg.Starts > 0 && len(c.Records) == 0 {
+			r.rec.Starts = pg.Starts
+		}
+		c.Records = append(c.Records, r.rec)
+		f.ids = append(f.ids, r.id)
+	}
+	pg.N = len(c.Records)
+	if redo {
+		c.Exclusive = pg.Limit > 0
+		c.Alone = pg.Limit == 1
+		pg.Alone = c.Alone
+		l.takeRedo(pg)
+	}
+	f.page = pg
+	l.claims++
+	l.sinceJoin++
+	l.read = after
+	l.open = append(l.open, f)
+	c.More = len(l.redo) > 0 || after.target != nil
+	return c, nil
+}
+
+// takeRedo removes what a claim covers from what is to be read again.
+func (l *lease) takeRedo(pg page) {
+	first := &l.redo[0]
+	if pg.To >= first.To {
+		l.redo = l.redo[1:]
+		return
+	}
+	l.redo = append([]page(nil), l.redo...)
+	first = &l.redo[0]
+	first.From, first.Starts = pg.To, 0
+}
+
+// Forget implements store.Session.
+func (ses *session) Forget(c *store.Claim) {
+	if d, ok := c.Driver.(*due); ok {
+		d.forget()
+		return
+	}
+	f, ok := c.Driver.(*fresh)
+	if !ok {
+		return
+	}
+	l := f.l
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	i := slices.Index(l.open, f)
+	if i < 0 {
+		return
+	}
+	for _, g := range l.open[i:] {
+		for _, k := range g.burst {
+			if l.held[k.key] == k {
+				delete(l.held, k.key)
+			}
+		}
+	}
+	// What was read again goes back in front, in one piece per claim.
+	var back []page
+	for _, g := range l.open[i:] {
+		if g.records.Redelivery {
+			pg := g.page
+			pg.Alone = false
+			back = append(back, pg)
+		}
+	}
+	l.redo = append(back, l.redo...)
+	l.read = f.before
+	l.open = l.open[:i]
+}
+
+// rejoin lets held keys that stand where the lease stands move with it again.
+// It needs that nothing is in hand; under load it asks for that now and then
+// by having fresh claims wait, and reports so.
+func (l *lease) rejoin(ctx context.Context) (wait bool, err error) {
+	l.mu.Lock()
+	var near []*heldKey
+	for _, k := range l.held {
+		if k.head == 0 && k.inHand == 0 && k.near {
+			near = append(near, k)
+			if len(near) == 500 {
+				break
+			}
+		}
+	}
+	if len(near) == 0 || l.done.target != nil || l.read.target != nil {
+		l.joining = 0
+		l.mu.Unlock()
+		return false, nil
+	}
+	if len(l.open) > 0 {
+		wait = l.sinceJoin >= joinEvery
+		l.mu.Unlock()
+		return wait, nil
+	}
+	l.sinceJoin = 0
+	behind := 0
+	for _, k := range near {
+		if _, any := k.start(l); any && k.base.text != l.done.base.text {
+			behind++ // some came since, to be drained first
+			continue
+		}
+		delete(l.held, k.key)
+		l.rejoined = append(l.rejoined, k.key)
+	}
+	defer l.mu.Unlock()
+	// Those with a few left get the occasion to send them before the lease
+	// moves on; not for ever.
+	if behind > 0 && l.joining < joinTries {
+		l.joining++
+		return true, nil
+	}
+	l.joining = 0
+	return false, nil
+}
+
+const (
+	joinEvery = 16 // fresh claims between two occasions to rejoin
+	joinTries = 8  // fresh claims refused at one occasion
+)
+
+// readOnly runs queries that see one snapshot.
+func (l *lease) readOnly(ctx context.Context, queries ...func(*pgx.Batch)) error {
+	var b pgx.Batch
+	b.Queue(`begin isolation level repeatable read read only`)
+	for _, q := range queries {
+		q(&b)
+	}
+	b.Queue(`commit`)
+	return l.ses.st.pool.SendBatch(ctx, &b).Close()
+}
+
+func cmpInt(a, b int64) int {
+	switch {
+	case a < b:
+		return -1
+	case a > b:
+		return 1
+	}
+	return 0
+}
+
+func itoa(n int64) string { return strconv.FormatInt(n, 10) }

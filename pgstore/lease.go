@@ -1,0 +1,162 @@
+package pgstore
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outrider-dev/outrider/store"
+)
+
+// lease is what a session knows of a lease that it holds. The database has all
+// of it as well, except for claims that were not started.
+type lease struct {
+	store.Lease
+	ses    *session
+	reader *reader
+
+	// writing serialises what writes to the database under the lease.
+	writing sync.Mutex
+	writes  int64    // outbox_leases.writes as last known
+	unsure  *written // a write whose answer was lost
+	last    *written // the last one that was recognised as done after all
+
+	// mu guards the rest, and is held for work in memory only.
+	mu   sync.Mutex
+	done position // up to where all is settled; as in the database
+	read position // up to where claims have been handed out
+	open []*fresh // claims handed out and not settled, in order
+	redo []page   // to be read again before anything new
+
+	held       map[string]*heldKey
+	inHand     map[int64]bool // exceptions in hand
+	exceptions int            // waiting or in hand
+	claims     int64          // number of the last fresh claim
+	rejoined   []string       // held keys to be deleted with the next start
+	sinceJoin  int            // claims since keys last had an occasion to rejoin
+	joining    int            // claims refused so that keys can rejoin
+	stop       *snapshot      // Merge: fresh claims end here
+	stopUntil  time.Time
+}
+
+// fresh is the driver's part of a Fresh claim.
+type fresh struct {
+	l         *lease
+	no        int64
+	page      page
+	before    position // where the lease's reading stood
+	after     position
+	ids       []int64 // of the claim's records
+	records   *store.Claim
+	scheduled []row            // rows of the page that are not due yet
+	skipped   map[string]int64 // lowest id passed over of each held key
+	burst     []*heldKey       // keys with more than their share
+	started   bool
+	settled   bool // its page is done; slow records may still be in hand
+}
+
+// nextPage numbers the lease's pages, of either kind.
+func (l *lease) nextPage() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.nextPageLocked()
+}
+
+func (l *lease) nextPageLocked() int64 {
+	l.read.page++
+	return l.read.page
+}
+
+// keep shrinks the lease to some of its lanes.
+func (l *lease) keep(lanes store.LaneSet) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.Lanes = lanes
+	for key, k := range l.held {
+		if !lanes.Has(k.lane) {
+			delete(l.held, key)
+		}
+	}
+}
+
+// written is one write under a lease: what it was for, and what it changes in
+// memory once it is known to be in the database.
+type written struct {
+	params store.CommitParams // empty for others than Commit
+	apply  func()
+}
+
+// resolve finds out what became of a write whose answer was lost. Called with
+// writing held, before any other write.
+func (l *lease) resolve(ctx context.Context) error {
+	if l.unsure == nil {
+		return nil
+	}
+	var writes, epoch int64
+	err := l.ses.st.pool.QueryRow(ctx, `select writes, epoch from outbox_leases where lease = $1`, l.ID).Scan(&writes, &epoch)
+	if err != nil {
+		return fmt.Errorf("pgstore: read back lease %d: %w", l.ID, err)
+	}
+	if epoch != l.Epoch {
+		return store.ErrFenced
+	}
+	if writes == l.writes+1 {
+		l.unsure.apply()
+		l.last = l.unsure
+	}
+	l.writes, l.unsure = writes, nil
+	return nil
+}
+
+// write runs statements in one transaction under the lease's fence: they take
+// effect only if the lease still has its epoch. first updates outbox_leases by
+// $1 lease, $2 epoch, $3 writes; the others carry fenced in their conditions.
+// what is applied when all is done, or when that is found out later.
+func (l *lease) write(ctx context.Context, what *written, first func(*pgx.Batch) *pgx.QueuedQuery, others ...func(*pgx.Batch)) error {
+	var b pgx.Batch
+	alone := len(others) == 0
+	if !alone {
+		b.Queue(`begin isolation level read committed`)
+	}
+	held := true
+	first(&b).Exec(func(tag commandTag) error {
+		held = tag.RowsAffected() == 1
+		return nil
+	})
+	for _, o := range others {
+		o(&b)
+	}
+	if !alone {
+		b.Queue(`commit`)
+	}
+	l.unsure = what
+	err := l.ses.st.pool.SendBatch(ctx, &b).Close()
+	switch {
+	case err != nil && serverSaid(err):
+		l.unsure = nil // the server refused it: nothing was written
+		return fmt.Errorf("pgstore: lease %d: %w", l.ID, err)
+	case err != nil:
+		return fmt.Errorf("pgstore: lease %d: %w", l.ID, err)
+	case !held:
+		// Fenced off; or an earlier try of this very write took effect late.
+		if err := l.resolve(ctx); err != nil {
+			return err
+		}
+		if l.last == what {
+			l.last = nil
+			return nil
+		}
+		return store.ErrFenced
+	}
+	l.writes++
+	l.unsure = nil
+	what.apply()
+	return nil
+}
+
+// fenced is the condition under which a write beside the lease's own row takes
+// effect; $1 lease, $2 epoch, $3 writes as they are after the first statement.
+const fenced = `exists (select from outbox_leases where lease = $1 and epoch = $2 and writes = $3)`

@@ -1,0 +1,140 @@
+package pgstore
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outrider-dev/outrider"
+)
+
+// partition is a range of ids.
+type partition struct {
+	name     string
+	from, to *int64 // nil: without end
+}
+
+// Maintain implements store.Maintainer: it splits the last partition ahead of
+// the sequence and notes how far the cluster has come.
+func (s *Store) Maintain(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	if err := s.noteSeen(ctx); err != nil {
+		return err
+	}
+	last, err := s.lastPartition(ctx)
+	if err != nil || last == nil {
+		return err
+	}
+	var seq int64
+	if err := s.pool.QueryRow(ctx, `select last_value from outbox_events_id_seq`).Scan(&seq); err != nil {
+		return fmt.Errorf("pgstore: %w", err)
+	}
+	var from int64
+	if last.from != nil {
+		from = *last.from
+	}
+	// The border lies ahead of the sequence by a whole partition's half at
+	// least, so that no open transaction holds an id beyond it.
+	size := s.cfg.PartitionSize
+	if from >= 1<<63-1-2*size || seq < from+size/2 {
+		return nil
+	}
+	border := max(from, seq) + size
+	if border < seq { // close to the end of the numbers: one partition is enough
+		return nil
+	}
+	if err := s.splitLast(ctx, last, border); err != nil {
+		return outrider.WithHint(fmt.Errorf("pgstore: make a partition ahead, from id %d: %w", border, err),
+			"events still fit the last partition; it only grows. The relay needs to own the tables for this, or run `outrider migrate partition` as their owner")
+	}
+	s.cfg.Logger.Info("made a partition ahead", "from_id", border)
+	return nil
+}
+
+// noteSeen remembers what a restored cluster would fall behind of.
+func (s *Store) noteSeen(ctx context.Context) error {
+	tag, err := s.pool.Exec(ctx, `
+		update outbox_source set seen_xid = pg_snapshot_xmax(pg_current_snapshot()), seen_id = q.last_value
+		from outbox_events_id_seq q
+		where q.last_value >= seen_id
+		  and pg_snapshot_xmax(pg_current_snapshot()) >= seen_xid
+		  and (q.last_value > seen_id + 1000 or seen_id = 0
+		       or pg_snapshot_xmax(pg_current_snapshot())::text::bigint > seen_xid::text::bigint + 100000)`)
+	if err != nil {
+		return privilegeError(fmt.Errorf("pgstore: outbox_source: %w", err))
+	}
+	if tag.RowsAffected() == 0 {
+		return s.checkSource(ctx)
+	}
+	return nil
+}
+
+// lastPartition is the one that reaches to the end; nil if the table is not
+// partitioned by us (pg_partman's names are left alone).
+func (s *Store) lastPartition(ctx context.Context) (*partition, error) {
+	var p partition
+	var bound string
+	err := s.pool.QueryRow(ctx, `
+		select c.relname, pg_get_expr(c.relpartbound, c.oid)
+		from pg_inherits i join pg_class c on c.oid = i.inhrelid
+		where i.inhparent = 'outbox_events'::regclass
+		  and pg_get_expr(c.relpartbound, c.oid) like '%TO (MAXVALUE)'`).Scan(&p.name, &bound)
+	if err == pgx.ErrNoRows {
+		return nil, outrider.WithHint(fmt.Errorf("pgstore: no partition of outbox_events reaches to MAXVALUE"),
+			"an insert beyond the last one will fail: attach one, for values from (the last one's end) to (maxvalue)")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("pgstore: %w", err)
+	}
+	var from int64
+	if n, _ := fmt.Sscanf(bound, "FOR VALUES FROM ('%d') TO (MAXVALUE)", &from); n == 1 {
+		p.from = &from
+	}
+	return &p, nil
+}
+
+// splitLast closes the last partition at border and makes a new last one. The
+// check that makes attaching it free of a scan is validated beforehand, so that
+// the strong lock is held for an instant; who is in its way makes it give up
+// and try again at the next round.
+func (s *Store) splitLast(ctx context.Context, last *partition, border int64) error {
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Release()
+	name := pgx.Identifier{last.name}.Sanitize()
+	next := pgx.Identifier{fmt.Sprintf("outbox_events_p%d", border)}.Sanitize()
+	check := pgx.Identifier{last.name + "_bound"}.Sanitize()
+	from := "minvalue"
+	if last.from != nil {
+		from = itoa(*last.from)
+	}
+	run := func(sql string) error { _, err := conn.Exec(ctx, sql); return err }
+	if err := run(fmt.Sprintf(`begin; set local lock_timeout = '2s';
+		select pg_advisory_xact_lock(hashtextextended('outrider partitions', 0));
+		alter table %s drop constraint if exists %s;
+		alter table %s add constraint %s check (id < %d) not valid; commit`, name, check, name, check, border)); err != nil {
+		_ = run(`rollback`)
+		return err
+	}
+	if err := run(fmt.Sprintf(`alter table %s validate constraint %s`, name, check)); err != nil {
+		return err
+	}
+	err = run(fmt.Sprintf(`begin; set local lock_timeout = '2s';
+		select pg_advisory_xact_lock(hashtextextended('outrider partitions', 0));
+		alter table outbox_events detach partition %[1]s;
+		alter table outbox_events attach partition %[1]s for values from (%[2]s) to (%[3]d);
+		create table %[4]s partition of outbox_events for values from (%[3]d) to (maxvalue)
+			with (autovacuum_vacuum_insert_scale_factor = 0.05, vacuum_truncate = off);
+		alter table %[1]s drop constraint %[5]s;
+		commit`, name, from, border, next, check))
+	if err != nil {
+		_ = run(`rollback`)
+		_ = run(fmt.Sprintf(`alter table %s drop constraint if exists %s`, name, check))
+	}
+	return err
+}

@@ -1,0 +1,162 @@
+package pgstore
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outrider-dev/outrider"
+)
+
+// row is one event as it was read.
+type row struct {
+	id    int64
+	later bool // available_at is to come
+	size  int  // of the payload
+	large bool // the payload was left out
+	rec   outrider.Record
+}
+
+// pgEpoch is where PostgreSQL counts time from, in Unix microseconds.
+const pgEpoch = 946684800 * 1_000_000
+
+// reader turns rows into records. Its maps hold the few distinct values of
+// columns that repeat.
+type reader struct {
+	words map[string]string
+}
+
+func newReader() *reader { return &reader{words: make(map[string]string, 16)} }
+
+func (r *reader) word(b []byte) string {
+	if w, ok := r.words[string(b)]; ok {
+		return w
+	}
+	w := string(b)
+	if len(r.words) < 1000 {
+		r.words[w] = w
+	}
+	return w
+}
+
+// scan reads the columns of the current row; extra is how many more follow and
+// are left to the caller.
+func (r *reader) scan(rows pgx.Rows, out *row) ([][]byte, error) {
+	v := rows.RawValues()
+	fields := rows.FieldDescriptions()
+	if fields[0].Format != pgx.BinaryFormatCode {
+		return nil, fmt.Errorf("pgstore: the server sends text where binary was asked for")
+	}
+	if v[0] == nil {
+		return v[14:], nil // the event's row is gone
+	}
+	out.id = int64(binary.BigEndian.Uint64(v[0]))
+	rec := &out.rec
+	rec.Row = strconv.FormatInt(out.id, 10)
+	rec.ID = uuidText(v[1])
+	rec.AggregateType = r.word(v[2])
+	rec.AggregateID = string(v[3])
+	rec.Type = r.word(v[4])
+	rec.Key = string(v[5])
+	rec.Unordered = rec.Key == ""
+	rec.ContentType = r.word(v[6])
+	r.headers(v[7], rec)
+	rec.CreatedAt = pgTime(v[8])
+	rec.Lane = int(binary.BigEndian.Uint16(v[9]))
+	out.later = v[10][0] == 1
+	if v[11] != nil {
+		rec.AvailableAt = pgTime(v[11])
+	}
+	out.size = int(binary.BigEndian.Uint32(v[12]))
+	out.large = v[13] == nil && out.size > 0
+	if v[13] != nil {
+		rec.Payload = append(make([]byte, 0, len(v[13])), v[13]...)
+	}
+	return v[14:], nil
+}
+
+// headers decodes a JSON object of texts. Anything else that a row written by
+// hand may hold is passed on as its JSON text, so that it stops nothing.
+func (r *reader) headers(b []byte, rec *outrider.Record) {
+	if b == nil {
+		return
+	}
+	var texts map[string]string
+	if json.Unmarshal(b, &texts) != nil {
+		var raw map[string]json.RawMessage
+		if json.Unmarshal(b, &raw) != nil {
+			texts = map[string]string{"headers": string(b)}
+		} else {
+			texts = make(map[string]string, len(raw))
+			for k, v := range raw {
+				var s string
+				if json.Unmarshal(v, &s) != nil {
+					s = string(v)
+				}
+				texts[k] = s
+			}
+		}
+	}
+	if tp, ok := texts["traceparent"]; ok {
+		rec.Traceparent = tp
+		delete(texts, "traceparent")
+	}
+	if len(texts) > 0 {
+		rec.Headers = texts
+	}
+}
+
+func pgTime(b []byte) time.Time {
+	us := int64(binary.BigEndian.Uint64(b))
+	switch us {
+	case 1<<63 - 1, -1 << 63: // infinity, -infinity
+		return time.Time{}
+	}
+	return time.UnixMicro(us + pgEpoch).UTC()
+}
+
+func uuidText(b []byte) string {
+	var out [36]byte
+	hex.Encode(out[0:8], b[0:4])
+	out[8] = '-'
+	hex.Encode(out[9:13], b[4:6])
+	out[13] = '-'
+	hex.Encode(out[14:18], b[6:8])
+	out[18] = '-'
+	hex.Encode(out[19:23], b[8:10])
+	out[23] = '-'
+	hex.Encode(out[24:36], b[10:16])
+	return string(out[:])
+}
+
+// rows reads all of a result.
+func (r *reader) rows(res pgx.Rows, into []row) ([]row, error) {
+	defer res.Close()
+	for res.Next() {
+		into = append(into, row{})
+		if _, err := r.scan(res, &into[len(into)-1]); err != nil {
+			return into, err
+		}
+	}
+	return into, res.Err()
+}
+
+// fetchLarge reads the payload that was left out of a row.
+func (s *Store) fetchLarge(ctx context.Context, r *row) error {
+	if !r.large {
+		return nil
+	}
+	var payload []byte
+	err := s.pool.QueryRow(ctx, s.sql.large, r.id).Scan(&payload)
+	if err != nil {
+		return fmt.Errorf("pgstore: payload of row %d: %w", r.id, err)
+	}
+	r.rec.Payload, r.large = payload, false
+	return nil
+}

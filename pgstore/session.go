@@ -1,0 +1,317 @@
+package pgstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outrider-dev/outrider"
+	"github.com/outrider-dev/outrider/store"
+)
+
+// session is one relay's membership. It holds an advisory lock on a connection
+// of its own: when that connection ends, the lock is free, and others know that
+// the relay is gone without waiting for its leases to expire.
+type session struct {
+	st     *Store
+	params store.JoinParams
+	leases locked
+
+	// conn carries Renew alone; connMu also guards lock and gone.
+	connMu sync.Mutex
+	conn   *pgx.Conn
+	lock   int64
+	left   bool
+	// gone is when a relay's lock was first found free, by its lock's number.
+	gone map[int64]time.Time
+}
+
+// Join implements store.Store.
+func (s *Store) Join(ctx context.Context, p store.JoinParams) (store.Session, error) {
+	if p.TTL <= 0 || p.Grace <= 0 {
+		return nil, errors.New("pgstore: JoinParams.TTL and Grace are needed")
+	}
+	if err := s.checkSource(ctx); err != nil {
+		return nil, err
+	}
+	ses := &session{st: s, params: p, gone: map[int64]time.Time{}}
+	ses.leases.m = map[int64]*lease{}
+	for _, d := range p.Destinations {
+		if err := s.addDestination(ctx, d); err != nil {
+			return nil, err
+		}
+	}
+	ses.connMu.Lock()
+	defer ses.connMu.Unlock()
+	if err := ses.connect(ctx); err != nil {
+		return nil, err
+	}
+	return ses, nil
+}
+
+// checkSource compares the cluster with the one that the positions belong to.
+func (s *Store) checkSource(ctx context.Context) error {
+	var system string
+	var xid, lastID uint64
+	err := s.pool.QueryRow(ctx, `
+		select (select system_identifier::text from pg_control_system()),
+		       pg_snapshot_xmax(pg_current_snapshot()),
+		       (select last_value from outbox_events_id_seq)`).Scan(&system, &xid, &lastID)
+	if err != nil {
+		return privilegeError(fmt.Errorf("pgstore: look at the cluster: %w", err))
+	}
+	var seenSystem string
+	var seenXid, seenID uint64
+	err = s.pool.QueryRow(ctx, `
+		with new as (
+			insert into outbox_source (system_identifier, seen_xid, seen_id) values ($1, $2::xid8, $3)
+			on conflict (only_row) do nothing
+			returning system_identifier, seen_xid, seen_id)
+		select * from new union all
+		select system_identifier, seen_xid, seen_id from outbox_source limit 1`,
+		system, xid, lastID).Scan(&seenSystem, &seenXid, &seenID)
+	if err != nil {
+		return privilegeError(fmt.Errorf("pgstore: outbox_source: %w", err))
+	}
+	switch {
+	case system != seenSystem:
+		return outrider.WithHint(fmt.Errorf("pgstore: this is another cluster (%s) than the one that the positions belong to (%s): it was restored or copied", system, seenSystem),
+			"nothing is sent until the positions are moved: see what is pending with `outrider rebase --dry-run`, then run `outrider rebase`")
+	case xid < seenXid:
+		return outrider.WithHint(fmt.Errorf("pgstore: the cluster's transaction ids went back, from %d to %d: it was restored", seenXid, xid),
+			"nothing is sent until the positions are moved: see what is pending with `outrider rebase --dry-run`, then run `outrider rebase`")
+	case lastID < seenID:
+		return outrider.WithHint(fmt.Errorf("pgstore: the sequence outbox_events_id_seq went back, from %d to %d: new events would sort before old ones", seenID, lastID),
+			fmt.Sprintf("set it forward: select setval('outbox_events_id_seq', %d)", seenID))
+	}
+	return nil
+}
+
+// addDestination makes a destination known that is not yet.
+func (s *Store) addDestination(ctx context.Context, d store.Destination) error {
+	return s.inTx(ctx, func(tx pgx.Tx) error {
+		if err := lockDestination(ctx, tx, d.Name); err != nil {
+			return err
+		}
+		base := `pg_current_snapshot()`
+		hi := `coalesce((select max(id) from outbox_events), 0)`
+		if d.FromEarliest {
+			base, hi = `'3:3:'::pg_snapshot`, `0`
+		}
+		_, err := tx.Exec(ctx, `
+			insert into outbox_leases (destination, lanes, base, hi)
+			select $1, -1, `+base+`, `+hi+`
+			where not exists (select from outbox_leases where destination = $1)`, d.Name)
+		if err != nil {
+			return privilegeError(fmt.Errorf("pgstore: make destination %q known: %w", d.Name, err))
+		}
+		return nil
+	})
+}
+
+// lockDestination serialises what splits, joins and hands out leases.
+func lockDestination(ctx context.Context, tx pgx.Tx, name string) error {
+	_, err := tx.Exec(ctx, `select pg_advisory_xact_lock(hashtextextended('outrider destination ' || $1, 0))`, name)
+	if err != nil {
+		return fmt.Errorf("pgstore: lock destination %q: %w", name, err)
+	}
+	return nil
+}
+
+// inTx runs f in a READ COMMITTED transaction.
+func (s *Store) inTx(ctx context.Context, f func(pgx.Tx) error) error {
+	tx, err := s.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+	if err != nil {
+		return fmt.Errorf("pgstore: %w", err)
+	}
+	defer tx.Rollback(context.WithoutCancel(ctx)) //nolint:errcheck // after a commit it is a no-op, else the first error counts
+	if err := f(tx); err != nil {
+		return err
+	}
+	if err := tx.Commit(ctx); err != nil {
+		return fmt.Errorf("pgstore: commit: %w", err)
+	}
+	return nil
+}
+
+// connect makes the session's own connection, takes a new lock on it, and moves
+// what the session holds to that lock. Called with connMu held.
+func (ses *session) connect(ctx context.Context) error {
+	cfg, err := pgx.ParseConfig(ses.st.cfg.DSN)
+	if err != nil {
+		return fmt.Errorf("pgstore: %w", err)
+	}
+	setSession(cfg)
+	conn, err := pgx.ConnectConfig(ctx, cfg)
+	if err != nil {
+		return connectError(err)
+	}
+	lock := randomLock()
+	tag, err := conn.Exec(ctx, `select pg_advisory_lock($1)`, lock)
+	_ = tag
+	if err == nil {
+		_, err = conn.Exec(ctx, `
+			with old as (delete from outbox_relays where lock = $2),
+			     moved as (update outbox_leases set owner_lock = $1 where owner_lock = $2)
+			insert into outbox_relays (lock, relay, expires_at)
+			values ($1, $3, clock_timestamp() + $4 * interval '1 microsecond')`,
+			lock, ses.lock, ses.params.Relay, ses.params.TTL.Microseconds())
+	}
+	if err != nil {
+		_ = conn.Close(context.WithoutCancel(ctx))
+		return privilegeError(fmt.Errorf("pgstore: join: %w", err))
+	}
+	ses.conn, ses.lock = conn, lock
+	return nil
+}
+
+// Renew implements store.Session.
+func (ses *session) Renew(ctx context.Context, leases []store.Lease) (store.Renewal, error) {
+	ses.connMu.Lock()
+	defer ses.connMu.Unlock()
+	if ses.left {
+		return store.Renewal{}, errors.New("pgstore: the session has left")
+	}
+	if ses.conn == nil || ses.conn.IsClosed() {
+		if err := ses.connect(ctx); err != nil {
+			return store.Renewal{}, err
+		}
+	}
+	ids := make([]int64, len(leases))
+	for i, l := range leases {
+		ids[i] = l.ID
+	}
+	held, relays, err := ses.renew(ctx, ids)
+	if err != nil {
+		if ses.conn.IsClosed() {
+			ses.conn = nil
+		}
+		return store.Renewal{}, fmt.Errorf("pgstore: renew: %w", err)
+	}
+	r := store.Renewal{Relays: relays}
+	for _, l := range leases {
+		if held[l.ID] != l.Epoch {
+			r.Lost = append(r.Lost, l.ID)
+			ses.leases.Lock()
+			delete(ses.leases.m, l.ID)
+			ses.leases.Unlock()
+		}
+	}
+	return r, nil
+}
+
+// renew prolongs what is past a third of its time, passing over rows that a
+// commit has locked (a commit prolongs too), and looks who else is alive: a
+// relay is if its lock is taken. The probe is a shared lock, so that two
+// probes do not take each other for the owner.
+func (ses *session) renew(ctx context.Context, ids []int64) (map[int64]int64, int, error) {
+	ttl := ses.params.TTL.Microseconds()
+	var b pgx.Batch
+	b.Queue(`
+		with due as (
+			select lease from outbox_leases
+			where lease = any($1) and owner_lock = $2
+			  and expires_at < clock_timestamp() + $3 * interval '0.67 microseconds'
+			for update skip locked)
+		update outbox_leases l set expires_at = clock_timestamp() + $3 * interval '1 microsecond'
+		from due where l.lease = due.lease`, ids, ses.lock, ttl)
+	b.Queue(`
+		update outbox_relays set expires_at = clock_timestamp() + $2 * interval '1 microsecond'
+		where lock = $1 and expires_at < clock_timestamp() + $2 * interval '0.67 microseconds'`, ses.lock, ttl)
+	held := map[int64]int64{}
+	b.Queue(`select lease, epoch from outbox_leases where lease = any($1) and owner_lock = $2`, ids, ses.lock).
+		Query(func(rows pgx.Rows) error {
+			var id, epoch int64
+			_, err := pgx.ForEachRow(rows, []any{&id, &epoch}, func() error {
+				held[id] = epoch
+				return nil
+			})
+			return err
+		})
+	relays := 1
+	seen := map[int64]time.Time{}
+	b.Queue(`select lock, pg_try_advisory_xact_lock_shared(lock), expires_at < clock_timestamp()
+		from outbox_relays where lock <> $1`, ses.lock).
+		Query(func(rows pgx.Rows) error {
+			var lock int64
+			var free, expired bool
+			_, err := pgx.ForEachRow(rows, []any{&lock, &free, &expired}, func() error {
+				switch {
+				case free:
+					first, ok := ses.gone[lock]
+					if !ok {
+						first = time.Now()
+					}
+					seen[lock] = first
+				case !expired:
+					relays++
+				}
+				return nil
+			})
+			return err
+		})
+	if err := ses.conn.SendBatch(ctx, &b).Close(); err != nil {
+		return nil, 0, err
+	}
+	ses.gone = seen
+	return held, relays, nil
+}
+
+// dead is the locks of relays that have been gone for at least the grace.
+func (ses *session) dead() []int64 {
+	ses.connMu.Lock()
+	defer ses.connMu.Unlock()
+	out := []int64{}
+	for lock, since := range ses.gone {
+		if time.Since(since) >= ses.params.Grace {
+			out = append(out, lock)
+		}
+	}
+	return out
+}
+
+func (ses *session) ownLock() int64 {
+	ses.connMu.Lock()
+	defer ses.connMu.Unlock()
+	return ses.lock
+}
+
+// Leave implements store.Session.
+func (ses *session) Leave(ctx context.Context) error {
+	ses.connMu.Lock()
+	defer ses.connMu.Unlock()
+	if ses.left {
+		return nil
+	}
+	ses.left = true
+	if ses.conn == nil {
+		return nil
+	}
+	// The row goes only if nothing is held any more; else it stays until the
+	// others have taken that over.
+	_, err := ses.conn.Exec(ctx, `
+		delete from outbox_relays where lock = $1
+		and not exists (select from outbox_leases where owner_lock = $1)`, ses.lock)
+	if cerr := ses.conn.Close(ctx); err == nil {
+		err = cerr
+	}
+	if err != nil {
+		return fmt.Errorf("pgstore: leave: %w", err)
+	}
+	return nil
+}
+
+// privilegeError adds the advice for a missing privilege.
+func privilegeError(err error) error {
+	if isCode(err, "42501") {
+		return outrider.WithHint(err, "the relay's role needs SELECT on outbox_events, SELECT/INSERT/UPDATE/DELETE on the other outbox tables, and USAGE on the sequences")
+	}
+	if isCode(err, "42P01") || isCode(err, "42703") {
+		return outrider.WithHint(err, "the schema is missing or old: run `outrider migrate up`")
+	}
+	return err
+}
