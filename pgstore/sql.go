@@ -13,6 +13,7 @@ type statements struct {
 	again string // a page's rows once more
 	key   string // a held key's successors
 	due   string // due exceptions
+	one   string // one row
 	large string // payloads left out of the above for their size
 }
 
@@ -89,6 +90,8 @@ func newStatements(payload string) statements {
 				  and x.event_key <> '' and h.head <> x.id)
 			  and x.event_key <> all($6::text[])
 			order by x.due_at, x.id limit $5`,
+
+		one: `select ` + cols + ` from outbox_events e where e.id = $3 and ` + inLanes,
 
 		large: `select payload from outbox_events where id = $1`,
 	}

@@ -1,3 +1,4 @@
+drop view outbox_state;
 -- Partitions, indexes and owned sequences go with their tables.
 drop table outbox_journal;
 drop table outbox_held_keys;

@@ -151,3 +151,36 @@ create table outbox_journal (
     receipts    json        not null default '[]',
     settled_at  timestamptz not null default clock_timestamp()
 );
+
+-- How each event stands with each destination, for people. Ask it by id, or by
+-- key as (event_key): it is a join of all of the above, not a table.
+create view outbox_state as
+select l.destination, e.id, e.event_id, e.event_type, e.aggregate_type, e.aggregate_id,
+    coalesce(e.event_key, e.aggregate_id) as event_key,
+    case when x.state in ('WAITING', 'SCHEDULED') then 'PENDING'
+         when x.state is not null then x.state
+         when held.yes or not done.yes and not hand.yes then 'PENDING'
+         when not done.yes then 'PUBLISHING'
+         else 'PUBLISHED' end as state,
+    case when x.state = 'WAITING' then 'retry'
+         when x.state = 'SCHEDULED' then 'due later'
+         when x.state is not null then ''
+         when held.yes and h.head is null then 'held behind earlier ones of its key'
+         when held.yes then 'held behind ' || h.head
+         when done.yes or hand.yes then ''
+         when e.available_at > clock_timestamp() then 'due later'
+         else 'new' end as reason,
+    coalesce(x.attempts, 0) as attempts, coalesce(x.class, '') as class, coalesce(x.message, '') as message,
+    e.created_at, x.last_failed, coalesce(x.due_at, e.available_at) as due_at
+from outbox_events e
+join outbox_leases l on ((l.lanes >> e.lane::int) & 1) = 1
+left join outbox_exceptions x on x.destination = l.destination and x.id = e.id
+left join outbox_held_keys h on h.destination = l.destination
+    and h.event_key = coalesce(e.event_key, e.aggregate_id) and h.event_key <> ''
+cross join lateral (select pg_visible_in_snapshot(e.tx_id, l.base)
+    or coalesce(e.id <= l.at and pg_visible_in_snapshot(e.tx_id, l.target), false) as yes) done
+cross join lateral (select h.event_key is not null and not pg_visible_in_snapshot(e.tx_id, h.base)
+    and not coalesce(e.id <= h.at and pg_visible_in_snapshot(e.tx_id, h.target), false) as yes) held
+cross join lateral (select exists (select from json_array_elements(l.open->'open') p
+    where e.id > (p->>'from')::bigint and e.id <= (p->>'to')::bigint
+      and pg_visible_in_snapshot(e.tx_id, (p->>'snap')::pg_snapshot)) as yes) hand;
