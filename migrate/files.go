@@ -25,7 +25,7 @@ type file struct {
 	// checksum is that of the up file as it is embedded, whatever payload it
 	// is rendered with: the column's type is compared by itself.
 	checksum string
-	tables   []string // that the migrations up to this one make
+	tables   []string // and views, that the migrations up to this one make
 }
 
 // migrator is a table set of a dialect.
@@ -38,7 +38,7 @@ type migrator struct {
 
 var (
 	fileName    = regexp.MustCompile(`^(\d{4})_(\w+)\.up\.sql$`)
-	createTable = regexp.MustCompile(`(?mi)^create table (\w+) \(`)
+	createTable = regexp.MustCompile(`(?mi)^create (?:table (\w+) \(|view (\w+) as$)`)
 )
 
 func newMigrator(o Options) (*migrator, error) {
@@ -101,7 +101,7 @@ func readFiles(fsys fs.FS, dir string) ([]file, error) {
 			return nil, err
 		}
 		for _, t := range createTable.FindAllSubmatch(up, -1) {
-			tables = append(tables, string(t[1]))
+			tables = append(tables, string(t[1])+string(t[2]))
 		}
 		sum := sha256.Sum256(up)
 		files = append(files, file{

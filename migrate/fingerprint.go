@@ -39,7 +39,7 @@ func (l line) String() string {
 	if l.expr == "" {
 		return l.def
 	}
-	return strings.TrimSpace(l.def + " " + l.expr)
+	return strings.TrimSpace(fmt.Sprintf("%s %.200s", l.def, l.expr))
 }
 
 func parseFingerprint(text string) (server string, lines map[string]line) {
@@ -65,9 +65,9 @@ func differences(was, now string) []difference {
 	for what, o := range old {
 		c, ok := cur[what]
 		if !ok {
-			out = append(out, difference{what: what, was: o.String()})
+			out = append(out, difference{what: what, was: o.String(), harmless: isView(what)})
 		} else if c.def != o.def || oldServer == newServer && c.expr != o.expr {
-			out = append(out, difference{what: what, was: o.String(), now: c.String()})
+			out = append(out, difference{what: what, was: o.String(), now: c.String(), harmless: isView(what)})
 		}
 	}
 	for what, c := range cur {
@@ -79,11 +79,14 @@ func differences(was, now string) []difference {
 	return out
 }
 
+// isView: views are for people. No relay should stay down for one.
+func isView(what string) bool { return strings.HasPrefix(what, "view ") }
+
 // harmless says whether an addition leaves every INSERT and every query of ours
 // as they were.
 func harmless(what string, l line) bool {
 	switch kind, _, _ := strings.Cut(what, " "); kind {
-	case "trigger":
+	case "trigger", "view":
 		return true
 	case "index":
 		return l.def == "plain"

@@ -80,8 +80,8 @@ type State struct {
 	// Steps are all that are known or applied, in order.
 	Steps []Step
 	// Drift lists what differs from how the migrations left the tables, a line
-	// each. Additions that do no harm, such as an index that isn't unique, are
-	// among them, though Check tolerates those.
+	// each. Among them is what Check tolerates: additions that do no harm, such
+	// as an index that isn't unique, and views, which are for people.
 	Drift []string
 }
 

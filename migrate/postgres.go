@@ -71,7 +71,10 @@ const pgFingerprint = `(with t as (
     select 'server', (current_setting('server_version_num')::int / 10000)::text, ''
     union all
     select 'table ' || relname, case relkind when 'p' then 'partitioned ' || pg_get_partkeydef(oid) else 'plain' end, ''
-      from t
+      from t where relkind <> 'v'
+    union all
+    select 'view ' || relname, '', pg_get_viewdef(oid, true)
+      from t where relkind = 'v'
     union all
     select 'column ' || t.relname || '.' || a.attname,
            format_type(a.atttypid, a.atttypmod) || case when a.attnotnull then ' not null' else '' end
@@ -79,7 +82,7 @@ const pgFingerprint = `(with t as (
                || case a.attgenerated when '' then '' else ' generated' end,
            coalesce(pg_get_expr(d.adbin, d.adrelid), '')
       from t
-      join pg_attribute a on a.attrelid = t.oid and a.attnum > 0 and not a.attisdropped
+      join pg_attribute a on a.attrelid = t.oid and a.attnum > 0 and not a.attisdropped and t.relkind <> 'v'
       left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
     union all
     select 'index ' || i.relname,

@@ -95,7 +95,6 @@ func TestPostgresPayload(t *testing.T) {
 }
 
 func TestPostgresDrift(t *testing.T) {
-	db := openPostgres(t, testdb.Postgres(t), pgx.QueryExecModeCacheStatement)
 	for _, c := range []struct{ name, change, want string }{
 		{"column dropped", "alter table outbox_events drop column content_type", "column outbox_events.content_type is missing"},
 		{"index dropped", "drop index outbox_events_tx_id_idx", "index outbox_events_tx_id_idx is missing"},
@@ -111,9 +110,9 @@ func TestPostgresDrift(t *testing.T) {
 		{"other index definition", "drop index outbox_exceptions_due_idx; create index outbox_exceptions_due_idx on outbox_exceptions (due_at)", "index outbox_exceptions_due_idx was changed"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			db := openPostgres(t, testdb.Postgres(t), pgx.QueryExecModeCacheStatement)
 			mustUp(t, db, pg)
-			defer mustDown(t, db, migrate.Options{Dialect: outrider.Postgres, Force: true})
-			mustExec(t, db, c.change)
+			mustExec(t, db, "drop view if exists outbox_state; "+c.change) // the server guards columns that a view uses
 			err := migrate.Check(t.Context(), db, pg)
 			if !errors.Is(err, migrate.ErrDrift) || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("got  %v\nwant %s", err, c.want)
@@ -121,10 +120,9 @@ func TestPostgresDrift(t *testing.T) {
 			if hint := outrider.Hint(err); !strings.Contains(hint, "outrider migrate status") {
 				t.Errorf("hint %q", hint)
 			}
-			if _, err := migrate.Status(t.Context(), db, pg); err != nil {
-				t.Error(err)
+			if st, err := migrate.Status(t.Context(), db, pg); err != nil || len(st.Drift) < 2 {
+				t.Errorf("status: %q, %v", st.Drift, err)
 			}
-			mustExec(t, db, "create table if not exists outbox_journal ()")
 		})
 	}
 }
@@ -139,6 +137,7 @@ func TestPostgresHarmlessAdditions(t *testing.T) {
 		"alter table outbox_events_p0 set (autovacuum_enabled = false)",
 		"alter table outbox_leases set (fillfactor = 70)",
 		"alter table outbox_events detach partition outbox_events_p0; drop table outbox_events_p0",
+		"drop view outbox_state",
 		"create table outbox_events_p1 partition of outbox_events for values from (minvalue) to (1000)",
 		"create table outbox_events_p2 partition of outbox_events for values from (1000) to (maxvalue)",
 	} {
@@ -148,6 +147,11 @@ func TestPostgresHarmlessAdditions(t *testing.T) {
 	st, err := migrate.Status(t.Context(), db, pg)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if n := len(st.Drift) - 1; n < 0 || !strings.HasPrefix(st.Drift[n], "view outbox_state is missing") {
+		t.Errorf("got %q, want the view too", st.Drift)
+	} else {
+		st.Drift = st.Drift[:n]
 	}
 	want := "column outbox_events.region was added: text not null 'eu'::text\n" +
 		"column outbox_events.tenant was added: text\n" +
@@ -179,7 +183,7 @@ func TestPostgresHistory(t *testing.T) {
 // A migration that fails leaves nothing of itself.
 func TestPostgresFailureLeavesNothing(t *testing.T) {
 	db := openPostgres(t, testdb.Postgres(t), pgx.QueryExecModeCacheStatement)
-	mustExec(t, db, "create table outbox_journal (x int)")
+	mustExec(t, db, "create table outbox_exceptions_due_idx (x int)")
 	before := objects(t, db)
 	if _, err := migrate.Up(t.Context(), db, pg); err == nil || !strings.Contains(err.Error(), "version 1 (outbox)") {
 		t.Errorf("got %v, want an error that names the migration", err)
@@ -205,6 +209,9 @@ func TestPostgresSQL(t *testing.T) {
 	err = migrate.Check(t.Context(), db, pg)
 	if !errors.Is(err, migrate.ErrMissing) || !strings.Contains(outrider.Hint(err), "outrider migrate sql") {
 		t.Errorf("got %v, hint %q", err, outrider.Hint(err))
+	}
+	if _, err := migrate.Up(t.Context(), db, pg); !errors.Is(err, migrate.ErrMissing) || outrider.Hint(err) == "" {
+		t.Errorf("up on tables that something else made: %v", err)
 	}
 }
 

@@ -125,6 +125,9 @@ func (m *migrator) up(ctx context.Context, db *sql.DB, last int) (*Step, error) 
 		if s.version() >= last {
 			return nil
 		}
+		if err := m.refuseUnknown(ctx, c, s); err != nil {
+			return err
+		}
 		if !s.recorded {
 			if _, err := c.ExecContext(ctx, m.createMigrations()); err != nil {
 				return fmt.Errorf("create table outbox_migrations: %w", err)
@@ -138,6 +141,17 @@ func (m *migrator) up(ctx context.Context, db *sql.DB, last int) (*Step, error) 
 		return err
 	})
 	return step, err
+}
+
+// refuseUnknown: tables that something else made are not built upon.
+func (m *migrator) refuseUnknown(ctx context.Context, c *sql.Conn, s *state) error {
+	if s.version() > 0 {
+		return nil
+	}
+	if err := c.QueryRowContext(ctx, m.exists(m.events)).Scan(&s.tables); err != nil || s.tables == 0 {
+		return err
+	}
+	return m.check(s)
 }
 
 // down takes back the newest migration above last; nil: there is none.

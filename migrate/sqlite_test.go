@@ -172,7 +172,7 @@ func TestSQLiteSQL(t *testing.T) {
 // history.
 func TestSQLiteFailureLeavesNothing(t *testing.T) {
 	db := openSQLite(t, filepath.Join(t.TempDir(), "db"))
-	mustExec(t, db, "create table outbox_journal (x)")
+	mustExec(t, db, "create table outbox_exceptions_due_idx (x)")
 	before := sqliteObjects(t, db)
 	if _, err := migrate.Up(t.Context(), db, lite); err == nil || !strings.Contains(err.Error(), "version 1 (outbox)") {
 		t.Errorf("got %v, want an error that names the migration", err)
