@@ -42,20 +42,25 @@ func newStatements(payload string) statements {
 			where e.tx_id >= $3::xid8 and ` + inLanes + `
 			order by e.tx_id, e.id limit $4`,
 
+		// One transaction as a range: an equality would let the planner take
+		// the primary key for the order by id, and walk all history there when
+		// statistics say that transactions are large.
 		late: `select e.* from unnest($3::text[]) as x(t) cross join lateral (
 			select ` + cols + ` from outbox_events e
-			where e.tx_id = x.t::xid8 and ` + inLanes + `
-			order by e.id limit $4) e`,
+			where e.tx_id >= x.t::xid8 and e.tx_id <= x.t::xid8 and ` + inLanes + `
+			order by e.tx_id, e.id limit $4) e`,
 
 		// Ids at or below hi that were not seen yet: few, and found by their
 		// transaction. "+ 0" keeps the planner off the primary key, which
 		// would walk all history below hi.
 		older: `with late as materialized (
-				select e.id from outbox_events e
+				(select e.id from outbox_events e
 				where e.tx_id >= $3::xid8 and e.id + 0 <= $5 and e.id + 0 > $6
+				order by e.tx_id, e.id limit 1000000000)
 				union
 				select e.id from unnest($4::text[]) as x(t) cross join lateral (
-					select id from outbox_events where tx_id = x.t::xid8) e
+					select id from outbox_events where tx_id >= x.t::xid8 and tx_id <= x.t::xid8
+					order by tx_id, id limit 1000000000) e
 				where e.id <= $5 and e.id > $6)
 			select ` + cols + ` from late join outbox_events e using (id)
 			where ` + inLanes + ` and pg_visible_in_snapshot(e.tx_id, $7::pg_snapshot)
