@@ -49,7 +49,9 @@ type Capabilities struct {
 	// OrderInFlight: the same holds over calls that overlap, in the order in
 	// which they were accepted (Batch.Accepted). A key that stopped stays
 	// stopped for the calls that were accepted behind the failing one before
-	// its failure was reported. Needs Order.
+	// its failure was reported, those that are just being accepted included.
+	// Calls that come in later are asked whether they know of the failure
+	// (Batch.Stale). Needs Order.
 	OrderInFlight bool
 
 	// Deduplicates: the destination drops a message whose ID it has seen
@@ -72,6 +74,15 @@ type Batch struct {
 	// soon as all messages are in the client's hands in order: from then on
 	// the relay may begin the next call. A sink without it never calls it.
 	Accepted func()
+
+	// Stale, if not nil, is asked by a sink with OrderInFlight before it takes
+	// anything of the batch into the client's hands, in one step with regard
+	// to its reports of failures (under the same lock). True means that a
+	// failure has been reported which the relay did not know of when it made
+	// the batch, so that a message in it might overtake the one that failed:
+	// the sink reports every message NotSent with ClassHeld and sends none.
+	// It does not block.
+	Stale func() bool
 }
 
 // Message is one event on its way out.
