@@ -80,3 +80,10 @@ func (g *Gate) leave(p *pass) {
 	}
 	clear(g.waiting)
 }
+
+// forget takes a worker that has ended off the list.
+func (g *Gate) forget(w *worker) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.waiting, w)
+}

@@ -17,7 +17,7 @@ type logger struct {
 }
 
 type saying struct {
-	at      time.Duration
+	at      time.Time
 	skipped int
 }
 
@@ -37,7 +37,7 @@ func newLogger(l *slog.Logger) *logger {
 func (l *logger) seldom(id, msg string, args ...any) {
 	l.mu.Lock()
 	s := l.said[id]
-	if s != nil && now()-s.at < repeatAfter {
+	if s != nil && time.Since(s.at) < repeatAfter {
 		s.skipped++
 		l.mu.Unlock()
 		return
@@ -50,7 +50,7 @@ func (l *logger) seldom(id, msg string, args ...any) {
 		l.said[id] = s
 	}
 	skipped := s.skipped
-	s.at, s.skipped = now(), 0
+	s.at, s.skipped = time.Now(), 0
 	l.mu.Unlock()
 	if skipped > 0 {
 		args = append(args, "repeated", fmt.Sprintf("%d times since", skipped))

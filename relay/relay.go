@@ -28,8 +28,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/outrider-dev/outrider/store"
 )
 
 // Relay is one relay. Make it with New.
@@ -39,6 +37,7 @@ type Relay struct {
 	dests  []*destination
 	budget *budget
 
+	made    time.Time
 	ran     atomic.Bool
 	cut     chan struct{}
 	cutOnce sync.Once
@@ -50,6 +49,7 @@ type Relay struct {
 	storeErr map[string]error // by operation and destination
 
 	workers roster
+	asking  sync.WaitGroup // calls of the store by workers
 }
 
 // New makes a relay, or says what is wrong with the configuration. Nothing is
@@ -66,9 +66,11 @@ func New(cfg Config) (*Relay, error) {
 		cfg:      c,
 		log:      newLogger(c.Logger),
 		budget:   newBudget(c.MaxRecordsInFlight, c.MaxBytesInFlight),
+		made:     time.Now(),
 		cut:      make(chan struct{}),
 		storeErr: map[string]error{},
 	}
+	r.keeper.relay = r
 	for _, d := range c.Destinations {
 		r.dests = append(r.dests, newDestination(r, d))
 	}
@@ -133,7 +135,9 @@ type destination struct {
 	inFlight bool // sink.Capabilities.OrderInFlight
 
 	held        atomic.Int64 // events in hand
-	lastSuccess atomic.Int64 // monotonic, since epoch; 0: never
+	calling     atomic.Int64 // calls of the sink
+	hung        atomic.Int64 // those that have not returned although their time was over
+	lastSuccess atomic.Int64 // by Relay.now; 0: never
 }
 
 func newDestination(r *Relay, d Destination) *destination {
@@ -160,17 +164,14 @@ func (d *destination) health() DestinationHealth {
 	})
 	d.brk.show(&h)
 	if at := d.lastSuccess.Load(); at != 0 {
-		h.LastSuccess = now() - time.Duration(at)
+		h.LastSuccess = d.relay.now() - time.Duration(at)
 	}
 	return h
 }
 
-// epoch makes monotonic readings small numbers that fit into atomics.
-var epoch = time.Now()
-
-// now is monotonic time, for timers and bounds of this process only: due,
-// expiry and age are the store's.
-func now() time.Duration { return time.Since(epoch) }
+// now is monotonic time since New, never 0, for timers and bounds of this
+// process only: due, expiry and age are the store's.
+func (r *Relay) now() time.Duration { return time.Since(r.made) + 1 }
 
 // roster is the set of running workers.
 type roster struct {
@@ -232,5 +233,3 @@ func (r *Relay) wokeUp(source string) {
 		r.cfg.Hooks.WakeUp(source)
 	}
 }
-
-var _ store.Session // the seam it works through

@@ -1,0 +1,120 @@
+package relay
+
+import (
+	"time"
+
+	"github.com/outrider-dev/outrider/sink"
+	"github.com/outrider-dev/outrider/store"
+)
+
+// Bounds of what is set aside. Slow messages are exceptions in the store, so
+// when nothing gets through at all, which is an outage that nobody has noticed
+// yet, hardly any are made.
+const (
+	asideFew  = 16  // of one claim, or a tenth of it
+	asideDark = 32  // of a lease, while nothing gets through
+	asideMost = 512 // of a lease
+)
+
+// setAside settles claims without the few messages that are slow, so that they
+// hold up no key but their own.
+func (w *worker) setAside() {
+	if w.cutting {
+		return
+	}
+	if len(w.fresh) > 0 {
+		w.setAsideOf(w.fresh[0])
+	}
+	if w.due != nil {
+		w.setAsideOf(w.due)
+	}
+}
+
+func (w *worker) setAsideOf(k *work) {
+	if k.stage != started || k.left == 0 || k.left == k.todo {
+		return
+	}
+	began, through := w.oldestCall(k)
+	if began == 0 {
+		return
+	}
+	if at := began + w.dest.SlowAfter; w.relay.now() < at {
+		w.at(at)
+		return
+	}
+	if !w.fewAreSlow(k, through) {
+		w.at(w.relay.now() + w.dest.SlowAfter/4)
+		return
+	}
+	w.putAside(k)
+}
+
+// oldestCall is when the longest of the claim's open calls began, or 0 while
+// one of them may still be handed over.
+func (w *worker) oldestCall(k *work) (began time.Duration, through uint64) {
+	for _, c := range w.calls {
+		if c.k == k && c.seen < len(c.msgs) && (began == 0 || c.began < began) {
+			began, through = c.began, c.through
+		}
+	}
+	return began, through
+}
+
+// overdue reports whether a call has results to be looked at because it is
+// slow.
+func (w *worker) overdue(c *call) bool {
+	return w.relay.now() >= c.began+w.dest.SlowAfter && int(c.left.Load()) < len(c.msgs)-c.seen
+}
+
+// fewAreSlow reports whether a claim may be settled without what is out: a
+// small part, of keys that nothing else of the claim is to be sent of.
+func (w *worker) fewAreSlow(k *work, through uint64) bool {
+	n, before := k.left-k.todo, 0
+	for _, o := range w.aside {
+		before += o.asides
+	}
+	if n > max(asideFew, len(k.state)/10) || n+before > asideMost {
+		return false
+	}
+	if n+before > asideDark && w.dest.brk.delivered.Load() == through {
+		return false
+	}
+	if k.todo == 0 {
+		return true
+	}
+	slow := map[string]bool{}
+	for i, s := range k.state {
+		switch key := k.rec(i).Key; {
+		case s == out && key != "":
+			slow[key] = true
+		case s == todo && !(slow[key] || w.parked[key] != nil):
+			return false // it is still to be sent
+		}
+	}
+	return true
+}
+
+// putAside makes InHand of the first message of each key that is out, and lets
+// the others of the key go back.
+func (w *worker) putAside(k *work) {
+	k.marred = true
+	for i, s := range k.state {
+		if s != out && s != todo {
+			continue
+		}
+		switch {
+		case w.isHeld(k, i) && s == out:
+			k.giveBack(i)
+			k.state[i] = gone
+		case w.isHeld(k, i):
+			k.giveBack(i)
+		case s == out:
+			k.outcomes[i] = store.Outcome{State: store.InHand}
+			k.set(i, aside)
+			k.asides++
+			w.holdKey(k, i)
+		default: // failed before, and its turn to be sent again has not come
+			w.end1(k, i, w.waiting(k, i, 0, sink.ClassHeld, nil))
+		}
+	}
+}
