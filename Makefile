@@ -26,7 +26,7 @@ test: fmt-check servers ## everything: formatting, vet, all tests with the race 
 test-env: ## vet and all tests, on the servers that the environment names (scripts/compose.yaml)
 	@NEED_WITH=libc6-dev scripts/need gcc:gcc
 	CGO_ENABLED=1 $(GO) vet -race $(PKG)
-	OUTRIDER_TEST_REQUIRE=1 CGO_ENABLED=1 $(GOTESTSUM) --format=pkgname-and-test-fails --format-hide-empty-pkg -- \
+	OUTRIDER_TEST_REQUIRE=1 CGO_ENABLED=1 $(GOTESTSUM) --format=pkgname-and-test-fails --format-hide-empty-pkg --hide-summary=skipped -- \
 		-race -timeout=$(TIMEOUT) $(ARGS) $(PKG)
 
 # Without the addresses, whatever needs a server skips itself.
