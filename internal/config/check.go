@@ -1,0 +1,231 @@
+package config
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"regexp"
+	"strings"
+)
+
+var nameForm = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,62}$`)
+
+// checker looks at what fields have to do with each other.
+type checker struct {
+	*Config
+	problems []Problem
+}
+
+func (c *Config) check() []Problem {
+	k := &checker{Config: c}
+	k.listen()
+	k.relay()
+	k.sources()
+	k.destinations()
+	return k.problems
+}
+
+// bad notes a problem at the line of the path, or of the nearest one around it
+// that is in the file.
+func (k *checker) bad(path, format string, args ...any) {
+	at, ok := k.at[path]
+	for p := path; !ok && p != ""; {
+		p = p[:max(0, strings.LastIndexAny(p, ".["))]
+		at, ok = k.at[p]
+	}
+	k.problems = append(k.problems, Problem{
+		Line: max(1, at.line), Column: at.column, Path: path, Message: fmt.Sprintf(format, args...),
+	})
+}
+
+// Off is what listen is when there is to be no endpoint.
+const Off = "off"
+
+func (k *checker) listen() {
+	if k.Listen == Off {
+		return
+	}
+	host, _, err := net.SplitHostPort(k.Listen)
+	if err != nil {
+		k.bad("listen", "is %q, want host:port, or off", k.Listen)
+		return
+	}
+	if !k.AllowRemote && !isLoopback(host) {
+		k.bad("listen", "%s can be reached by others, and the endpoint has no authentication; listen on 127.0.0.1, or set allow_remote: true if something in front of it keeps strangers out", k.Listen)
+	}
+}
+
+func isLoopback(host string) bool {
+	if host == "localhost" {
+		return true
+	}
+	ip, err := netip.ParseAddr(host)
+	return err == nil && ip.IsLoopback()
+}
+
+func (k *checker) relay() {
+	r := k.Relay
+	if r.Grace > r.LeaseTTL {
+		k.bad("relay.grace", "is %v, more than lease_ttl (%v)", r.Grace, r.LeaseTTL)
+	}
+	if r.MaxBytesInFlight < r.MaxBytes {
+		k.bad("relay.max_bytes_in_flight", "is %v, less than max_bytes (%v)", r.MaxBytesInFlight, r.MaxBytes)
+	}
+	if r.MaxRecordsInFlight < r.MaxRecords {
+		k.bad("relay.max_records_in_flight", "is %d, less than max_records (%d)", r.MaxRecordsInFlight, r.MaxRecords)
+	}
+	if r.PollMax < r.PollMin {
+		k.bad("relay.poll_max", "is %v, less than poll_min (%v)", r.PollMax, r.PollMin)
+	}
+}
+
+func (k *checker) name(path, name string, seen map[string]bool) {
+	switch {
+	case !nameForm.MatchString(name):
+		k.bad(path, "is %q, want up to 63 small letters, digits, - and _, the first no sign", name)
+	case seen[name]:
+		k.bad(path, "%q is used twice", name)
+	}
+	seen[name] = true
+}
+
+func (k *checker) sources() {
+	seen := map[string]bool{}
+	for i, s := range k.Sources {
+		path := fmt.Sprintf("sources[%d]", i)
+		k.name(path+".name", s.Name, seen)
+		k.oneOf(path, kinds{{"postgres", s.Postgres != nil}, {"sqlite", s.SQLite != nil}})
+		if s.SQLite != nil && s.SQLite.Path == "" {
+			k.bad(path+".sqlite.path", "is empty")
+		}
+	}
+}
+
+// kinds are blocks of which there has to be exactly one.
+type kinds []struct {
+	name  string
+	given bool
+}
+
+func (k *checker) oneOf(path string, blocks kinds) {
+	var names, given []string
+	for _, b := range blocks {
+		names = append(names, b.name)
+		if b.given {
+			given = append(given, b.name)
+		}
+	}
+	switch len(given) {
+	case 1:
+	case 0:
+		k.bad(path, "says nothing of its kind: one of %s is needed", strings.Join(names, ", "))
+	default:
+		k.bad(path, "has %s; exactly one of them can be", strings.Join(given, " and "))
+	}
+}
+
+func (k *checker) destinations() {
+	seen := map[string]bool{}
+	used := map[string]bool{}
+	for i := range k.Destinations {
+		d := &k.Destinations[i]
+		path := fmt.Sprintf("destinations[%d]", i)
+		k.name(path+".name", d.Name, seen)
+		k.source(path+".source", d)
+		used[d.Source] = true
+		k.oneOf(path, kinds{{"kafka", d.Kafka != nil}, {"nats", d.NATS != nil}, {"log", d.Log != nil}})
+		k.routes(path, d)
+		k.retry(path, d)
+		if d.Kafka != nil {
+			k.kafka(path+".kafka", d.Kafka)
+		}
+		if d.NATS != nil {
+			k.nats(path+".nats", d.NATS)
+		}
+	}
+	for i, s := range k.Sources {
+		if !used[s.Name] && nameForm.MatchString(s.Name) {
+			k.bad(fmt.Sprintf("sources[%d].name", i), "no destination takes its events: name the source %q in one, or remove it", s.Name)
+		}
+	}
+}
+
+func (k *checker) source(path string, d *Destination) {
+	var names []string
+	for _, s := range k.Sources {
+		names = append(names, s.Name)
+	}
+	switch {
+	case d.Source == "" && len(names) == 1:
+		d.Source = names[0]
+	case d.Source == "":
+		k.bad(path, "is missing; there are %s", strings.Join(names, ", "))
+	case !contains(names, d.Source):
+		hint := "there are " + strings.Join(names, ", ")
+		if near := nearest(d.Source, names); near != "" {
+			hint = fmt.Sprintf("did you mean %q?", near)
+		}
+		k.bad(path, "there is no source %q; %s", d.Source, hint)
+	}
+}
+
+func (k *checker) routes(path string, d *Destination) {
+	switch {
+	case d.To != nil && len(d.Routes) > 0:
+		k.bad(path+".to", "stands beside routes; take one of them")
+	case d.To == nil && len(d.Routes) == 0 && d.Log == nil:
+		k.bad(path, "says nothing of where events go: to or routes is needed")
+	}
+}
+
+func (k *checker) retry(path string, d *Destination) {
+	if d.Retry.Cap < d.Retry.Base {
+		k.bad(path+".retry.cap", "is %v, less than base (%v)", d.Retry.Cap, d.Retry.Base)
+	}
+	if d.Breaker.Cap < d.Breaker.Base {
+		k.bad(path+".breaker.cap", "is %v, less than base (%v)", d.Breaker.Cap, d.Breaker.Base)
+	}
+}
+
+func (k *checker) kafka(path string, c *Kafka) {
+	for i, b := range c.Brokers {
+		if host, port, err := net.SplitHostPort(b); err != nil || host == "" || port == "" {
+			k.bad(fmt.Sprintf("%s.brokers[%d]", path, i), "is %q, want host:port", b)
+		}
+	}
+	k.tls(path+".tls", c.TLS)
+}
+
+func (k *checker) nats(path string, c *NATS) {
+	for i, s := range c.URLs {
+		u, err := url.Parse(s)
+		switch {
+		case err != nil || u.Host == "":
+			k.bad(fmt.Sprintf("%s.urls[%d]", path, i), "is no address, want nats://host:4222")
+		case u.User != nil:
+			k.bad(fmt.Sprintf("%s.urls[%d]", path, i), "holds a login, which would be shown; use user and password, token or creds_file")
+		case !contains([]string{"nats", "tls", "ws", "wss"}, u.Scheme):
+			k.bad(fmt.Sprintf("%s.urls[%d]", path, i), "is %q, want nats://, tls://, ws:// or wss://", s)
+		}
+	}
+	logins := 0
+	for _, given := range []bool{c.User != "" || !c.Password.IsZero(), !c.Token.IsZero(), c.CredsFile != ""} {
+		if given {
+			logins++
+		}
+	}
+	if logins > 1 {
+		k.bad(path, "logs in twice: take one of user and password, token, creds_file")
+	}
+	if (c.User == "") != c.Password.IsZero() {
+		k.bad(path, "has one of user and password; both or neither")
+	}
+	k.tls(path+".tls", c.TLS)
+}
+
+func (k *checker) tls(path string, t *TLS) {
+	if t != nil && (t.CertFile == "") != (t.KeyFile == "") {
+		k.bad(path, "has one of cert_file and key_file; both or neither")
+	}
+}

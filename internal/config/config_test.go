@@ -1,0 +1,263 @@
+package config
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outrider-dev/outrider"
+)
+
+// environment is what the files of the tests refer to.
+func environment(name string) (string, bool) {
+	v, ok := map[string]string{
+		"DSN": "postgres://app:s3cr3t@db:5432/shop", "TOPIC": "orders", "PORT": "9000", "EMPTY": "",
+		"INJECT": "x}\nallow_remote: true", "PASSWORD": "hunter22",
+	}[name]
+	return v, ok
+}
+
+// minimal is a file without what is in the replaced parts.
+func minimal(destination string) string {
+	return "sources:\n- name: shop\n  postgres: {dsn: {env: DSN}}\ndestinations:\n- name: out\n" + destination
+}
+
+func TestFull(t *testing.T) {
+	data, err := os.ReadFile("testdata/full.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := Parse("testdata/full.yaml", data, environment)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, check := range []struct {
+		name      string
+		got, want any
+	}{
+		{"listen", c.Listen, "127.0.0.1:9000"},
+		{"level", c.Log.Level, "debug"},
+		{"max_bytes", c.Relay.MaxBytes, Size(4 << 20)},
+		{"key_share", c.Relay.KeyShare, -1},
+		{"lease_ttl by default", c.Relay.LeaseTTL, 15 * time.Second},
+		{"soft_timeout none", c.Relay.SoftTimeout, time.Duration(-1)},
+		{"dsn", c.Sources[0].Postgres.DSN.Reveal(), "postgres://app:s3cr3t@db:5432/shop"},
+		{"sqlite path", c.Sources[1].SQLite.Path, Path(filepath.Join("testdata", "local.db"))},
+		{"kafka password", c.Destinations[0].Kafka.SASL.Password.Reveal(), "from a file"},
+		{"tls", c.Destinations[0].Kafka.TLS != nil, true},
+		{"routes", len(c.Destinations[0].Routes), 2},
+		{"match", c.Destinations[0].Match.Match(&outrider.Record{Event: outrider.Event{Type: "OrderPlaced"}}), true},
+		{"to, interpolated", c.Destinations[1].To.String(), "orders.{type|dot}"},
+		{"from", c.Destinations[1].From, "earliest"},
+		{"max_attempts unlimited", c.Destinations[1].Retry.MaxAttempts, -1},
+		{"max_age by default", c.Destinations[1].Retry.MaxAge, time.Duration(-1)},
+		{"immediate 0", c.Destinations[1].Retry.Immediate, 0},
+		{"log", c.Destinations[2].Log != nil && c.Destinations[2].Log.File == "", true},
+	} {
+		if !reflect.DeepEqual(check.got, check.want) {
+			t.Errorf("%s: %#v, want %#v", check.name, check.got, check.want)
+		}
+	}
+}
+
+func TestProblems(t *testing.T) {
+	const kafka = "  kafka: {brokers: ['k:9092']}\n"
+	for _, test := range []struct{ name, file, want string }{
+		{"empty", "", "f:1: sources: is missing\nf:1: destinations: is missing"},
+		{"not a map", "- a", "f:1: the file has to be a map of keys to values"},
+		{"not YAML", "a: [1,\nb: {", "f:2: is not valid YAML"},
+		{"unknown key", minimal(kafka + "  to: a\n  ordr: skip\n"), `f:8: destinations[0].ordr: unknown key; did you mean "order"?`},
+		{"unknown key, none near", minimal(kafka + "  to: a\n  xyzzyplugh: 1\n"), "f:8: destinations[0].xyzzyplugh: unknown key; there are name, source, kafka"},
+		{"unknown key at the top", "lisen: off\n" + minimal(kafka+"  to: a\n"), `f:1: lisen: unknown key; did you mean "listen"?`},
+		{"twice", minimal(kafka + "  to: a\n  to: b\n"), "f:8"},
+		{"wrong kind", minimal("  kafka: {brokers: 'k:9092'}\n  to: a\n"), "f:6: destinations[0].kafka.brokers: is a value, want a list; write it as [...]"},
+		{"braces without quotes", minimal(kafka + "  to: {type}\n"), "f:7: destinations[0].to: is a map, want a value; a value that begins with { has to be put in quotes"},
+		{"number", "relay: {max_records: many}\n" + minimal(kafka+"  to: a\n"), `f:1: relay.max_records: is "many": want a whole number`},
+		{"special", "relay: {key_share: many}\n" + minimal(kafka+"  to: a\n"), `f:1: relay.key_share: is "many": want a whole number, or unlimited`},
+		{"range", "relay:\n  max_records: 0\n" + minimal(kafka+"  to: a\n"), "f:2: relay.max_records: is 0, want 1 to 100000"},
+		{"duration without unit", "relay:\n  grace: 5\n" + minimal(kafka+"  to: a\n"), `f:2: relay.grace: is "5": want a duration with its unit`},
+		{"negative duration", "relay:\n  grace: -5s\n" + minimal(kafka+"  to: a\n"), `f:2: relay.grace: is "-5s": want a duration that is not negative`},
+		{"size", "relay:\n  max_bytes: 5MB\n" + minimal(kafka+"  to: a\n"), `f:2: relay.max_bytes: is "5MB": want a number of bytes`},
+		{"size range", "relay:\n  max_bytes: 5\n" + minimal(kafka+"  to: a\n"), "f:2: relay.max_bytes: is 5, want 1KiB to 1GiB"},
+		{"bool", "allow_remote: yes\n" + minimal(kafka+"  to: a\n"), `f:1: allow_remote: is "yes": want true or false`},
+		{"enum", minimal(kafka + "  to: a\n  order: blok\n"), `f:8: destinations[0].order: is "blok", want block, skip; did you mean "block"?`},
+		{"no value", minimal(kafka + "  to:\n"), "f:7: destinations[0].to: has no value"},
+		{"missing in a block", minimal("  kafka:\n    client_id: x\n  to: a\n"), "f:7: destinations[0].kafka.brokers: is missing"},
+		{"no kind", minimal("  to: a\n"), "f:5: destinations[0]: says nothing of its kind: one of kafka, nats, log is needed"},
+		{"two kinds", minimal(kafka + "  log: {}\n  to: a\n"), "f:5: destinations[0]: has kafka and log; exactly one of them can be"},
+		{"no place", minimal(kafka), "f:5: destinations[0]: says nothing of where events go: to or routes is needed"},
+		{"two places", minimal(kafka + "  to: a\n  routes: [{to: b}]\n"), "f:7: destinations[0].to: stands beside routes"},
+		{"match", minimal(kafka + "  to: a\n  match: typ:x\n"), `f:8: destinations[0].match: "typ:x", column 1: unknown field "typ"; did you mean "type"?`},
+		{"template", minimal(kafka + "  to: 'a-{tipe}'\n"), `f:7: destinations[0].to: "a-{tipe}", column 4: unknown field "tipe"; did you mean "type"?`},
+		{"source", minimal(kafka + "  to: a\n  source: shp\n"), `f:8: destinations[0].source: there is no source "shp"; did you mean "shop"?`},
+		{"name", strings.Replace(minimal(kafka+"  to: a\n"), "name: out", "name: Out!", 1), `f:5: destinations[0].name: is "Out!", want up to 63 small letters`},
+		{"unused source", "sources: [{name: a, sqlite: {path: a}}, {name: b, sqlite: {path: b}}]\ndestinations: [{name: d, source: a, log: {}}]", "f:1: sources[1].name: no destination takes its events"},
+		{"same name", "sources: [{name: a, sqlite: {path: a}}]\ndestinations:\n- {name: d, log: {}}\n- {name: d, log: {}}", `f:4: destinations[1].name: "d" is used twice`},
+		{"broker", minimal("  kafka: {brokers: [k]}\n  to: a\n"), `f:6: destinations[0].kafka.brokers[0]: is "k", want host:port`},
+		{"nats login", minimal("  nats: {urls: ['nats://me:you@n:4222']}\n  to: a\n"), "f:6: destinations[0].nats.urls[0]: holds a login"},
+		{"half a login", minimal("  nats: {urls: ['nats://n:4222'], user: me}\n  to: a\n"), "f:6: destinations[0].nats: has one of user and password"},
+		{"half a certificate", minimal("  nats: {urls: ['nats://n:4222'], tls: {cert_file: x}}\n  to: a\n"), "f:6: destinations[0].nats.tls: has one of cert_file and key_file"},
+		{"remote", "listen: ':9477'\n" + minimal(kafka+"  to: a\n"), "f:1: listen: :9477 can be reached by others"},
+		{"remote by name", "listen: 'example.org:9477'\n" + minimal(kafka+"  to: a\n"), "f:1: listen: example.org:9477 can be reached"},
+		{"listen", "listen: '9477'\n" + minimal(kafka+"  to: a\n"), `f:1: listen: is "9477", want host:port, or off`},
+		{"grace", "relay:\n  grace: 20s\n" + minimal(kafka+"  to: a\n"), "f:2: relay.grace: is 20s, more than lease_ttl (15s)"},
+		{"caps", minimal(kafka + "  to: a\n  retry: {base: 1h}\n"), "f:8: destinations[0].retry.cap: is 5m0s, less than base (1h0m0s)"},
+		{"environment", minimal(kafka + "  to: ${NOWHERE}\n"), "f:7: destinations[0].to: the environment variable NOWHERE is not set; set it, or write ${NOWHERE:-default}"},
+		{"environment, not closed", minimal(kafka + "  to: ${NOWHERE\n"), "f:7: destinations[0].to: ${ is not closed"},
+		{"secret's environment", "sources: [{name: s, postgres: {dsn: {env: NOWHERE}}}]\ndestinations: [{name: d, log: {}}]", "f:1: sources[0].postgres.dsn: the environment variable NOWHERE is not set"},
+		{"secret's file", "sources: [{name: s, postgres: {dsn: {file: nowhere}}}]\ndestinations: [{name: d, log: {}}]", "f:1: sources[0].postgres.dsn: open nowhere: no such file"},
+		{"secret's reference", "sources: [{name: s, postgres: {dsn: {vault: x}}}]\ndestinations: [{name: d, log: {}}]", `f:1: sources[0].postgres.dsn: unknown key "vault"; want exactly one of {env: NAME} and {file: PATH}`},
+		{"anchor", minimal("  kafka: &k {brokers: ['k:9092']}\n  to: a\n"), "f:6: anchors and aliases are not supported"},
+		{"tag", minimal("  to: !!str a\n"), "f:6: tags such as !!str are not supported"},
+		{"two documents", "a: 1\n---\nb: 2\n", "f:3: the file holds more than one document"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			_, err := Parse("f", []byte(test.file), environment)
+			var e *Error
+			if !errors.As(err, &e) {
+				t.Fatalf("%v, want an *Error with %q", err, test.want)
+			}
+			if !strings.Contains(err.Error(), test.want) {
+				t.Errorf("got\n%v\nwant\n%s", err, test.want)
+			}
+		})
+	}
+}
+
+// All that is wrong is told at once, in the file's order.
+func TestProblemsInOrder(t *testing.T) {
+	_, err := Parse("f", []byte("listn: off\nrelay: {grace: x}\n"+minimal("  bus: {}\n")), environment)
+	var lines []int
+	var e *Error
+	if errors.As(err, &e) {
+		for _, p := range e.Problems {
+			lines = append(lines, p.Line)
+		}
+	}
+	if !reflect.DeepEqual(lines, []int{1, 2, 8}) {
+		t.Errorf("lines %v of\n%v", lines, err)
+	}
+}
+
+func TestInterpolation(t *testing.T) {
+	for in, want := range map[string]string{
+		"plain": "plain", "${TOPIC}": "orders", "a-${TOPIC}-${PORT}": "a-orders-9000", "${NOWHERE:-x}": "x",
+		"${EMPTY}": "", "${EMPTY:-x}": "x", "${NOWHERE:-}": "", "$${TOPIC}": "${TOPIC}", "$5": "$5", "$$": "$$",
+	} {
+		if got, err := interpolate(in, environment); err != nil || got != want {
+			t.Errorf("%s: %q, %v, want %q", in, got, err, want)
+		}
+	}
+	for _, in := range []string{"${", "${}", "${A B}", "${1A}", "${NOWHERE}", "${A-b}"} {
+		if got, err := interpolate(in, environment); err == nil {
+			t.Errorf("%s: %q, want an error", in, got)
+		}
+	}
+}
+
+// What is in the environment is a value and never a part of the file.
+func TestInterpolationKeepsStructure(t *testing.T) {
+	c, err := Parse("f", []byte(minimal("  log: {}\n  to: 'a'\n  match: 'header.x:\"${INJECT}\"'\n")), environment)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.AllowRemote || !strings.Contains(c.Destinations[0].Match.String(), "allow_remote: true") {
+		t.Errorf("%v, %v", c.AllowRemote, c.Destinations[0].Match)
+	}
+}
+
+func TestSecretsAreNotShown(t *testing.T) {
+	c, err := Parse("f", []byte(minimal("  kafka: {brokers: ['k:9092'], sasl: {mechanism: PLAIN, user: u, password: '${PASSWORD}'}}\n  to: a\n")), environment)
+	if err != nil {
+		t.Fatal(err)
+	}
+	asJSON, err := json.Marshal(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var logged strings.Builder
+	slog.New(slog.NewTextHandler(&logged, nil)).Info("x", "config", *c, "secret", c.Sources[0].Postgres.DSN)
+	s := c.Destinations[0].Kafka.SASL
+	shown := fmt.Sprintf("%v %+v %#v %s %q %x %s %s", *s, *s, *s, s.Password, s.Password, s.Password, asJSON, logged.String()) +
+		c.Redact("cannot connect to postgres://app:s3cr3t@db:5432/shop: password s3cr3t and hunter22 are wrong")
+	for _, secret := range []string{"s3cr3t", "hunter22", "68756e"} {
+		if strings.Contains(shown, secret) {
+			t.Errorf("%q is shown in\n%s", secret, shown)
+		}
+	}
+	if !strings.Contains(shown, Redacted) {
+		t.Errorf("nothing is redacted in\n%s", shown)
+	}
+	for dsn, want := range map[string]string{
+		"postgres://a:b@c/d":                  "postgres://a:xxxxx@c/d",
+		"postgres://a@c/d?password=b":         "postgres://a@c/d?password=xxxxx",
+		"host=c user=a password='b c' port=1": "host=c user=a password=xxxxx port=1",
+		"sqlite:shop.db":                      "sqlite:shop.db",
+	} {
+		if got := RedactDSN(dsn); got != want {
+			t.Errorf("%s: %s, want %s", dsn, got, want)
+		}
+	}
+}
+
+// An error about a value does not show a secret either.
+func TestProblemsAreRedacted(t *testing.T) {
+	_, err := Parse("f", []byte(minimal("  log: {}\n  order: '${DSN}'\n")), environment)
+	if err == nil || strings.Contains(err.Error(), "s3cr3t") {
+		t.Errorf("%v", err)
+	}
+}
+
+// Each field has a comment, and its default lies within its bounds.
+func TestTags(t *testing.T) {
+	walk(reflect.TypeFor[Config](), func(owner reflect.Type, f reflect.StructField) {
+		tag := f.Tag
+		for _, b := range []string{tag.Get("min"), tag.Get("max")} {
+			if b != "" {
+				bound(b, f.Type)
+			}
+		}
+		d := &decoder{dir: ".", at: map[string]position{}}
+		if def := tag.Get("default"); def != "" {
+			d.scalar(&node{text: def}, reflect.New(f.Type).Elem(), tag, f.Name)
+		}
+		for _, p := range d.problems {
+			t.Errorf("%s.%s: default %s", owner.Name(), f.Name, p.Message)
+		}
+	})
+}
+
+func FuzzParse(f *testing.F) {
+	full, err := os.ReadFile("testdata/full.yaml")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(string(full))
+	f.Add(minimal("  kafka: {brokers: ['k:9092']}\n  to: '{type}'\n"))
+	f.Add("a: &x [*x]\n<<: *x\n? {}\n: !!binary |\n  x\n---\n")
+	f.Fuzz(func(t *testing.T, s string) {
+		c, err := Parse("testdata/f", []byte(s), environment)
+		var e *Error
+		switch {
+		case err == nil:
+			if len(c.Sources) == 0 || len(c.Destinations) == 0 {
+				t.Errorf("taken without sources or destinations: %q", s)
+			}
+		case !errors.As(err, &e) || len(e.Problems) == 0:
+			t.Errorf("%q: %v is no *Error", s, err)
+		default:
+			for _, p := range e.Problems {
+				if p.Line < 1 || p.Line > strings.Count(s, "\n")+strings.Count(s, "\r")+2 || p.Message == "" {
+					t.Errorf("%q: %+v", s, p)
+				}
+			}
+		}
+	})
+}
