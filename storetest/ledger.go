@@ -1,0 +1,289 @@
+package storetest
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/outrider-dev/outrider"
+	"github.com/outrider-dev/outrider/store"
+)
+
+// Ledger notes what was committed and what was delivered, and finds what must
+// not be:
+//
+//  1. a committed event that was neither delivered nor given up, one that was
+//     rolled back and seen;
+//  2. an event settled under a claim that does not hold it any more;
+//  3. a first delivery in front of an earlier one of its key, that is one of
+//     the same transaction or of one that had ended before the later began.
+//     Delayed events hold nothing back.
+//
+// Its methods may be called from any goroutine. Event ids must be unique.
+type Ledger struct {
+	// Sequences: along the first deliveries of a key Record.Sequence grows,
+	// and an event that may have been delivered keeps its own. Set it before
+	// use.
+	Sequences bool
+
+	mu     sync.Mutex
+	clock  int
+	events map[string]*entry
+	keys   map[string][]*entry // ordered ones, as they were added
+	views  map[string]*view
+	faults []error
+}
+
+// entry is an event in the ledger.
+type entry struct {
+	event    outrider.Event
+	tx       *LedgerTx
+	pos      int
+	position map[string]*position // by destination
+}
+
+// position is where an event stands with a destination.
+type position struct {
+	holder    any // claim that has it in hand
+	delivered int
+	over      bool // delivered, given up or discarded
+	sequence  outrider.Sequence
+}
+
+// view is what a destination has seen.
+type view struct {
+	last map[string]outrider.Sequence // by key
+	done map[string]int               // by key, how many at its front need no look any more
+}
+
+// LedgerTx is a transaction in a Ledger.
+type LedgerTx struct {
+	ledger       *Ledger
+	begun, ended int // 0: not yet
+	rolledBack   bool
+}
+
+// NewLedger makes an empty Ledger.
+func NewLedger() *Ledger {
+	return &Ledger{events: map[string]*entry{}, keys: map[string][]*entry{}, views: map[string]*view{}}
+}
+
+func (l *Ledger) fault(format string, args ...any) {
+	l.faults = append(l.faults, fmt.Errorf(format, args...))
+}
+
+func (l *Ledger) tick() int {
+	l.clock++
+	return l.clock
+}
+
+// Begin notes a transaction. Call it before the transaction begins.
+func (l *Ledger) Begin() *LedgerTx {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return &LedgerTx{ledger: l, begun: l.tick()}
+}
+
+// Add notes events. Call it before they are added.
+func (x *LedgerTx) Add(events ...outrider.Event) {
+	x.ledger.mu.Lock()
+	defer x.ledger.mu.Unlock()
+	for _, e := range events {
+		if e.ID == "" || x.ledger.events[e.ID] != nil {
+			x.ledger.fault("ledger: event id %q is not unique", e.ID)
+		}
+		n := &entry{event: e, tx: x, pos: x.ledger.tick(), position: map[string]*position{}}
+		x.ledger.events[e.ID] = n
+		if !e.Unordered {
+			x.ledger.keys[keyOf(e)] = append(x.ledger.keys[keyOf(e)], n)
+		}
+	}
+}
+
+// Commit notes the end of a transaction. Call it when it has committed.
+func (x *LedgerTx) Commit() {
+	x.ledger.mu.Lock()
+	defer x.ledger.mu.Unlock()
+	x.ended = x.ledger.tick()
+}
+
+// Rollback notes the end of a transaction. Call it before it is rolled back.
+func (x *LedgerTx) Rollback() {
+	x.ledger.mu.Lock()
+	defer x.ledger.mu.Unlock()
+	x.rolledBack = true
+}
+
+// at finds an event's position.
+func (l *Ledger) at(destination, id string) (*entry, *position) {
+	e := l.events[id]
+	if e == nil {
+		l.fault("%s: event %s was never added", destination, id)
+		return nil, nil
+	}
+	if e.tx.rolledBack {
+		l.fault("%s: event %s was rolled back and seen", destination, id)
+	}
+	p := e.position[destination]
+	if p == nil {
+		p = &position{}
+		e.position[destination] = p
+	}
+	return e, p
+}
+
+// Started notes that a claim is in hand. Call it when its start is committed.
+func (l *Ledger) Started(c *store.Claim) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, r := range c.Records {
+		if _, p := l.at(c.Lease.Destination, r.ID); p != nil {
+			if p.over {
+				l.fault("%s: event %s was handed out after it had been settled for good", c.Lease.Destination, r.ID)
+			}
+			p.holder = c
+		}
+	}
+}
+
+// keyOf is the key of an event, which may have been left to its default.
+func keyOf(e outrider.Event) string {
+	if e.Key == "" && !e.Unordered {
+		return e.AggregateID
+	}
+	return e.Key
+}
+
+func delayed(e outrider.Event) bool { return e.Delay != 0 || !e.AvailableAt.IsZero() }
+
+// before reports whether e has to be delivered in front of f, of the same key.
+func (e *entry) before(f *entry) bool {
+	if e.tx == f.tx {
+		return e.pos < f.pos
+	}
+	return e.tx.ended != 0 && e.tx.ended < f.tx.begun
+}
+
+// Delivered notes that a destination got a message.
+func (l *Ledger) Delivered(destination string, r outrider.Record) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e, p := l.at(destination, r.ID)
+	if p == nil {
+		return
+	}
+	p.delivered++
+	if p.delivered > 1 {
+		if l.Sequences && r.Sequence != p.sequence {
+			l.fault("%s: event %s was delivered with sequence %v, again with %v", destination, r.ID, p.sequence, r.Sequence)
+		}
+		return
+	}
+	p.sequence = r.Sequence
+	if r.Unordered {
+		return
+	}
+	v := l.views[destination]
+	if v == nil {
+		v = &view{last: map[string]outrider.Sequence{}, done: map[string]int{}}
+		l.views[destination] = v
+	}
+	if l.Sequences {
+		if last := v.last[r.Key]; r.Sequence.String() <= last.String() {
+			l.fault("%s: sequence of key %q went from %v to %v", destination, r.Key, last, r.Sequence)
+		}
+		v.last[r.Key] = r.Sequence
+	}
+	if delayed(e.event) {
+		return
+	}
+	for i, x := range l.keys[r.Key][v.done[r.Key]:] {
+		q := x.position[destination]
+		switch {
+		case x.tx.rolledBack, delayed(x.event), q != nil && (q.delivered > 0 || q.over):
+			if i == 0 {
+				v.done[r.Key]++
+			}
+		case x.before(e):
+			l.fault("%s: event %s of key %q was delivered in front of %s", destination, r.ID, r.Key, x.event.ID)
+		}
+	}
+}
+
+// Settled notes outcomes. Call it when they are committed.
+func (l *Ledger) Settled(c *store.Claim, outcomes []store.Outcome) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i, r := range c.Records {
+		o := outcomes[i]
+		if o.State == store.Unchanged || o.State == store.InHand {
+			continue
+		}
+		_, p := l.at(c.Lease.Destination, r.ID)
+		if p == nil {
+			continue
+		}
+		if p.holder != c {
+			l.fault("%s: event %s was settled under a claim that does not hold it", c.Lease.Destination, r.ID)
+		}
+		p.holder = nil
+		p.over = o.State == store.Published || o.State == store.Failed && o.Free
+	}
+}
+
+// GivenUp notes events that will not be delivered, such as those discarded.
+func (l *Ledger) GivenUp(destination string, ids ...string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, id := range ids {
+		if _, p := l.at(destination, id); p != nil {
+			p.over = true
+		}
+	}
+}
+
+// Retried notes events that failed and are to be sent after all.
+func (l *Ledger) Retried(destination string, ids ...string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, id := range ids {
+		if _, p := l.at(destination, id); p != nil {
+			p.over = false
+		}
+	}
+}
+
+// Missing are the committed events that a destination has neither got nor
+// given up, in the order in which they were added.
+func (l *Ledger) Missing(destination string) []outrider.Event {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var out []*entry
+	for _, e := range l.events {
+		if p := e.position[destination]; e.tx.ended != 0 && (p == nil || p.delivered == 0 && !p.over) {
+			out = append(out, e)
+		}
+	}
+	slices.SortFunc(out, func(a, b *entry) int { return a.pos - b.pos })
+	events := make([]outrider.Event, len(out))
+	for i, e := range out {
+		events[i] = e.event
+	}
+	return events
+}
+
+// Err gives the faults found so far, or nil.
+func (l *Ledger) Err() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return errors.Join(l.faults...)
+}
+
+func (l *Ledger) verify(t testing.TB) {
+	t.Helper()
+	if err := l.Err(); err != nil {
+		t.Error(err)
+	}
+}
