@@ -31,31 +31,38 @@ create index outbox_events_event_id_idx on outbox_events (event_id);
 -- One row, about the whole.
 create table outbox_source (
     only_row   integer not null primary key default 1 check (only_row = 1),
-    seen_id    integer not null,         -- the highest id ever seen
+    -- An id that has been seen: the sequence never falls below it, unless it
+    -- was set back.
+    seen_id    integer not null,
     created_at integer not null default (cast(round((julianday('now') - 2440587.5) * 86400000.0) as integer) * 1000)
 );
 
 -- Where each lease stands: the lanes of one destination that progress together.
+-- The rows of a destination share out all lanes among them.
 create table outbox_leases (
     lease       integer not null primary key autoincrement,
     destination text    not null,
     lanes       integer not null,        -- a bit per lane
     owner       text,                    -- the relay's name; null: free
+    owner_lock  integer,                 -- names the file that the owner keeps locked
     epoch       integer not null default 0,
     expires_at  integer,
     -- Grows with each write of the owner, to recognise one whose answer was lost.
     writes      integer not null default 0,
     -- All up to this id is done, but for the exceptions.
     base        integer not null default 0,
-    page        integer not null default 0, -- numbers the pages, for sequences
-    open        text    not null default '[]' -- what is in hand: an array of pages
+    -- Numbers the pages, for sequences.
+    page        integer not null default 0,
+    -- What is in hand, and what is to be read again: pages.
+    open        text    not null default '{"open":[]}'
 );
 create index outbox_leases_destination_idx on outbox_leases (destination);
 
 -- Relays that have joined.
 create table outbox_relays (
-    id         integer not null primary key autoincrement,
+    lock       integer not null primary key, -- names the file that it keeps locked
     relay      text    not null,
+    seen_at    integer not null,
     expires_at integer not null
 );
 
@@ -69,10 +76,14 @@ create table outbox_exceptions (
     event_type   text    not null,
     state        text    not null
         check (state in ('WAITING', 'SCHEDULED', 'PUBLISHING', 'FAILED', 'DISCARDED')),
-    due_at       integer,
+    due_at       integer,                -- null: when the head of its key is out of the way
     attempts     integer not null default 0,
+    -- How many processes died with it alone in hand, and of how many it may be
+    -- one in hand until it is known to be innocent (0: any number).
     starts       integer not null default 0,
-    page         integer not null default 0,
+    together     integer not null default 0,
+    alone        integer not null default 0,
+    page         integer not null default 0, -- of its sequence; 0: none yet
     class        text    not null default '',
     message      text    not null default '',
     created_at   integer not null,       -- the event's
@@ -82,9 +93,10 @@ create table outbox_exceptions (
 );
 create index outbox_exceptions_due_idx on outbox_exceptions (destination, due_at)
     where state in ('WAITING', 'SCHEDULED', 'PUBLISHING');
-create index outbox_exceptions_state_idx on outbox_exceptions (destination, state, created_at);
+create index outbox_exceptions_state_idx on outbox_exceptions (destination, state, id);
+create index outbox_exceptions_key_idx on outbox_exceptions (destination, event_key, id);
 
--- Keys that are held back: the failed head of each, and the id up to which its
+-- Keys that are held back: the head of each, and the id up to which its
 -- successors are done. A key stays here until it stands where its lease stands.
 create table outbox_held_keys (
     destination text    not null,
@@ -92,12 +104,23 @@ create table outbox_held_keys (
     lane        integer not null,
     head        integer,                 -- id of its exception; null: free, being drained
     at          integer not null,
+    -- Successors in hand: how many, the last one's id, and whether the one was
+    -- alone.
+    in_hand     integer not null default 0,
+    in_hand_to  integer not null default 0,
+    alone       integer not null default 0,
+    -- Up to this id they were in hand at a death: as of an exception.
+    again       integer not null default 0,
     starts      integer not null default 0,
-    page        integer not null default 0,
-    in_hand     integer not null default 0, -- successors in hand
+    together    integer not null default 0,
+    page        integer not null default 0, -- of those in hand
+    -- It moves with its lease again beyond this id; 0: not yet.
+    joined      integer not null default 0,
+    freed       integer not null default 0, -- a head that an operator took away
     since       integer not null default (cast(round((julianday('now') - 2440587.5) * 86400000.0) as integer) * 1000),
     primary key (destination, event_key)
 );
+create index outbox_held_keys_freed_idx on outbox_held_keys (destination) where freed > 0;
 
 -- One row per settled claim.
 create table outbox_journal (
