@@ -204,19 +204,19 @@ func (k *checker) nats(path string, c *NATS) {
 		case err != nil || u.Host == "":
 			k.bad(fmt.Sprintf("%s.urls[%d]", path, i), "is no address, want nats://host:4222")
 		case u.User != nil:
-			k.bad(fmt.Sprintf("%s.urls[%d]", path, i), "holds a login, which would be shown; use user and password, token or creds_file")
-		case !contains([]string{"nats", "tls", "ws", "wss"}, u.Scheme):
-			k.bad(fmt.Sprintf("%s.urls[%d]", path, i), "is %q, want nats://, tls://, ws:// or wss://", s)
+			k.bad(fmt.Sprintf("%s.urls[%d]", path, i), "holds a login, which would be shown; use user and password, token, nkey_file or creds_file")
+		case !contains([]string{"nats", "tls"}, u.Scheme):
+			k.bad(fmt.Sprintf("%s.urls[%d]", path, i), "is %q, want nats:// or tls://", s)
 		}
 	}
 	logins := 0
-	for _, given := range []bool{c.User != "" || !c.Password.IsZero(), !c.Token.IsZero(), c.CredsFile != ""} {
+	for _, given := range []bool{c.User != "" || !c.Password.IsZero(), !c.Token.IsZero(), c.NKeyFile != "", c.CredsFile != ""} {
 		if given {
 			logins++
 		}
 	}
 	if logins > 1 {
-		k.bad(path, "logs in twice: take one of user and password, token, creds_file")
+		k.bad(path, "logs in twice: take one of user and password, token, nkey_file, creds_file")
 	}
 	if (c.User == "") != c.Password.IsZero() {
 		k.bad(path, "has one of user and password; both or neither")

@@ -341,7 +341,7 @@ type SASL struct {
 // NATS is how a NATS server is reached. The stream that takes the subjects has
 // to exist.
 type NATS struct {
-	// Addresses of the servers, nats://host:4222.
+	// Addresses of the servers, nats://host:4222 or tls://host:4222.
 	URLs []string `yaml:"urls" needed:"true"`
 
 	// Names this client to the server.
@@ -356,16 +356,23 @@ type NATS struct {
 	// Instead of user and password. A secret.
 	Token Secret `yaml:"token" means:"none"`
 
-	// Instead of both: a file with a JWT and its seed.
+	// Instead: a file with the seed of an nkey.
+	NKeyFile Path `yaml:"nkey_file" means:"none"`
+
+	// Instead: a file with a JWT and its seed.
 	CredsFile Path `yaml:"creds_file" means:"none"`
 
 	// Encrypts connections. An empty block (tls: {}) trusts the host's
 	// authorities.
-	TLS *TLS `yaml:"tls" means:"as the URL says"`
+	TLS *TLS `yaml:"tls" means:"as the server asks for"`
 
 	// How long a message may take from the client's hands to its
 	// acknowledgement.
 	AckTimeout time.Duration `yaml:"ack_timeout" default:"5s" min:"10ms" max:"1h"`
+
+	// Messages of one call that are on their way at once, each of another
+	// key.
+	MaxInFlight int `yaml:"max_in_flight" default:"512" min:"1" max:"100000"`
 }
 
 // LogSink writes events as lines of JSON.

@@ -1,0 +1,182 @@
+// Package daemon puts the relay process together. It is the only package that
+// knows all drivers.
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/outrider-dev/outrider"
+	"github.com/outrider-dev/outrider/internal/config"
+	"github.com/outrider-dev/outrider/relay"
+	"github.com/outrider-dev/outrider/sink"
+)
+
+// Options set up a Daemon.
+type Options struct {
+	// Config is needed.
+	Config *config.Config
+
+	// Logger gets what people should know. Needed.
+	Logger *slog.Logger
+
+	// Stdout is where log destinations without a file write to. Needed if
+	// there is one.
+	Stdout io.Writer
+
+	// Version is shown by /healthz and in metrics.
+	Version string
+
+	// Strict makes a destination that cannot be reached an error of New. By
+	// default it is a warning: the relay waits for it.
+	Strict bool
+}
+
+// Daemon is a relay process: a relay per source, and the HTTP endpoint.
+type Daemon struct {
+	log      *slog.Logger
+	version  string
+	redact   func(string) string
+	address  string
+	budget   time.Duration
+	relays   []*sourceRelay
+	cleanups cleanups
+}
+
+type sourceRelay struct {
+	name  string
+	relay *relay.Relay
+}
+
+// checkTimeout bounds the look at each destination at the start.
+const checkTimeout = 10 * time.Second
+
+// closeTimeout bounds the clean-ups, over the relays' own budgets.
+const closeTimeout = 10 * time.Second
+
+// New opens stores, sinks and the endpoint, and looks at all of them. What it
+// has opened is closed again if it fails. Errors carry a hint.
+func New(ctx context.Context, o Options) (_ *Daemon, err error) {
+	d := &Daemon{log: o.Logger, version: o.Version, redact: o.Config.Redact, budget: stopBudget(o.Config.Relay)}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, d.close(ctx))
+		}
+	}()
+	m := newMetrics(o.Version)
+	for _, s := range o.Config.Sources {
+		if err := d.addSource(ctx, o, s, m); err != nil {
+			return nil, outrider.WithHint(fmt.Errorf("source %s: %w", s.Name, err), outrider.Hint(err))
+		}
+	}
+	if o.Config.Listen != config.Off {
+		if err := d.listen(ctx, o.Config.Listen, m.registry); err != nil {
+			return nil, err
+		}
+	}
+	return d, nil
+}
+
+// addSource opens a source with its destinations and makes its relay.
+func (d *Daemon) addSource(ctx context.Context, o Options, s config.Source, m *metrics) error {
+	log := d.log.With("source", s.Name)
+	st, err := OpenStore(ctx, s, log)
+	if err != nil {
+		return err
+	}
+	d.cleanups.add("source "+s.Name, func(context.Context) error { return st.Close() })
+	rc := relayConfig(o.Config.Relay, st, log)
+	for _, dest := range o.Config.Destinations {
+		if dest.Source != s.Name {
+			continue
+		}
+		k, err := d.openSink(ctx, o, dest, log)
+		if err != nil {
+			return outrider.WithHint(fmt.Errorf("destination %s: %w", dest.Name, err), outrider.Hint(err))
+		}
+		rc.Destinations = append(rc.Destinations, relayDestination(dest, k))
+	}
+	rc.Hooks = m.hooks(s.Name)
+	r, err := relay.New(rc)
+	if err != nil {
+		return err
+	}
+	m.watch(s.Name, r, st)
+	d.relays = append(d.relays, &sourceRelay{s.Name, r})
+	return nil
+}
+
+func (d *Daemon) openSink(ctx context.Context, o Options, dest config.Destination, log *slog.Logger) (sink.Sink, error) {
+	k, err := newSink(dest, o.Stdout, log.With("destination", dest.Name))
+	if err != nil {
+		return nil, explain(err)
+	}
+	d.cleanups.add("destination "+dest.Name, k.Close)
+	c, ok := k.(sink.Checker)
+	if !ok {
+		return k, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	err = explain(c.Check(ctx))
+	switch {
+	case err == nil:
+	case isUnreachable(err) && !o.Strict:
+		log.Warn("the destination cannot be reached; its events wait until it can",
+			"destination", dest.Name, "error", d.redact(err.Error()), "hint", outrider.Hint(err))
+	default:
+		return nil, err
+	}
+	return k, nil
+}
+
+// Address is where the endpoint listens; "" if there is none.
+func (d *Daemon) Address() string { return d.address }
+
+// Run relays until ctx ends, then stops softly and closes everything. It ends
+// early with an error if one of the relays does. Call it once.
+func (d *Daemon) Run(ctx context.Context) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	errs := make([]error, len(d.relays))
+	var running sync.WaitGroup
+	for i, s := range d.relays {
+		running.Go(func() {
+			if err := s.relay.Run(ctx); err != nil {
+				err = explain(err)
+				errs[i] = outrider.WithHint(fmt.Errorf("source %s: %w", s.name, err), outrider.Hint(err))
+				stop()
+			}
+		})
+	}
+	d.log.Info("relaying", "version", d.version, "address", d.address, "sources", len(d.relays))
+	running.Wait()
+	return errors.Join(append(errs, d.close(ctx))...)
+}
+
+// Cut ends the soft part of the stop at once.
+func (d *Daemon) Cut() {
+	for _, s := range d.relays {
+		s.relay.Cut()
+	}
+}
+
+// Wake makes all relays look for new events.
+func (d *Daemon) Wake() {
+	for _, s := range d.relays {
+		s.relay.Wake()
+	}
+}
+
+// close undoes New under a context of its own, since the caller's may have
+// ended.
+func (d *Daemon) close(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+	defer cancel()
+	return d.cleanups.run(ctx)
+}

@@ -1,0 +1,64 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/outrider-dev/outrider"
+)
+
+// explain adds advice to an error that carries none, by what it wraps.
+func explain(err error) error {
+	if err == nil || outrider.Hint(err) != "" {
+		return err
+	}
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		if hint := postgresHint(pg.Code); hint != "" {
+			return outrider.WithHint(err, hint)
+		}
+	}
+	switch {
+	case errors.As(err, new(*net.DNSError)):
+		return outrider.WithHint(err, "the host's name cannot be resolved: look at it, and at the network")
+	case errors.As(err, new(*pgconn.ConnectError)):
+		return outrider.WithHint(err, "look at host, port and database of the DSN, and whether the server is up")
+	case isUnreachable(err):
+		return outrider.WithHint(err, "look at the address, and whether the server is up")
+	case strings.Contains(err.Error(), "unable to open database file"):
+		return outrider.WithHint(err, "look at the path: the folder has to exist and to be writable")
+	}
+	return err
+}
+
+func postgresHint(code string) string {
+	switch {
+	case code == "42501":
+		return "the role lacks a privilege: outrider migrate sql says which tables there are; grant SELECT, INSERT, UPDATE and DELETE on those it names"
+	case code == "42P01":
+		return "a table is missing: outrider migrate up, or look at the search_path"
+	case code == "42703":
+		return "the schema is of another version: outrider migrate status"
+	case code == "53300":
+		return "the server has no connection left: raise max_connections, or lower max_conns"
+	case strings.HasPrefix(code, "28"):
+		return "the server refuses the log-in: look at user, password and pg_hba.conf"
+	case code == "3D000":
+		return "there is no such database: look at the DSN's last part"
+	}
+	return ""
+}
+
+// isUnreachable reports whether nobody answered: what a restart would not mend
+// and waiting may.
+func isUnreachable(err error) bool {
+	var timeout interface{ Timeout() bool }
+	return errors.As(err, new(*net.OpError)) || errors.As(err, new(*net.DNSError)) ||
+		errors.Is(err, context.DeadlineExceeded) || errors.Is(err, io.EOF) ||
+		errors.As(err, &timeout) && timeout.Timeout()
+}
