@@ -21,7 +21,8 @@ var (
 func (w *worker) judge(c *call, j int, f finding) {
 	k, i, r := c.k, int(c.at[j]), &c.results[j]
 	if k.state[i] == gone {
-		return // the store has been told that it goes back
+		k.state[i] = back // as the store has been told already
+		return
 	}
 	key := k.rec(i).Key
 	if key != "" && k.state[i] == out && w.overtook(k, i, key, r) {
@@ -109,13 +110,20 @@ func (w *worker) judgeNotSent(c *call, k *work, i int, r *sink.Result, f finding
 		w.throttled(k, i, r, f)
 	case f.down && !w.cutting:
 		w.keep(k, i, r)
-	case r.Class == sink.ClassHeld && c.stale.Load():
+	case r.Class == sink.ClassHeld && (c.stale.Load() || w.puzzled(k, i)):
 		w.keep(k, i, r)
 	case r.Class == sink.ClassStopped && !w.cutting:
 		w.keep(k, i, r) // the call's time was over
 	default:
 		w.wait(k, i, r)
 	}
+}
+
+// puzzled reports whether a message that the sink holds back for a reason of
+// its own, such as to send it without its neighbours, is offered again at once.
+func (w *worker) puzzled(k *work, i int) bool {
+	k.refused[i]++
+	return k.refused[i] <= 3 && !w.cutting
 }
 
 // throttled deals with a message that the destination has no room for now.

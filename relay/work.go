@@ -42,6 +42,7 @@ type work struct {
 	outcomes []store.Outcome
 	tries    map[int]int  // failed attempts in hand, on top of Record.Attempts
 	again    map[int]bool // may have been delivered in hand
+	refused  map[int]int  // held back by the sink, with nothing in front
 	left     int          // records that are todo or out
 	todo     int
 	from     int   // none before it is todo
@@ -63,7 +64,8 @@ func (w *worker) newWork(c *store.Claim, seq int64, s share) *work {
 		k = w.spare[n-1]
 		w.spare = w.spare[:n-1]
 	} else {
-		k = &work{tries: map[int]int{}, again: map[int]bool{}, ended: map[int]store.Outcome{}}
+		k = &work{tries: map[int]int{}, again: map[int]bool{}, refused: map[int]int{},
+			ended: map[int]store.Outcome{}}
 	}
 	n := len(c.Records)
 	k.claim, k.seq, k.stage, k.share = c, seq, isRead, s
@@ -75,10 +77,15 @@ func (w *worker) newWork(c *store.Claim, seq int64, s share) *work {
 	return k
 }
 
-// recycle keeps a work that has ended for the next claim.
+// recycle keeps a work that has ended for the next claim, unless the sink still
+// has something of it in hand.
 func (w *worker) recycle(k *work) {
+	if slices.ContainsFunc(w.calls, func(c *call) bool { return c.k == k }) {
+		return
+	}
 	clear(k.tries)
 	clear(k.again)
+	clear(k.refused)
 	clear(k.ended)
 	k.receipts.reset()
 	k.claim, k.asides, k.marred = nil, 0, false
@@ -147,6 +154,7 @@ type hold struct {
 	pos  int   // and its place there
 	head int64 // the claim whose settlement tells the store
 	till int64 // last claim concerned; forever: the store does not know yet
+	prev *hold // an earlier one of which claims are still in hand
 }
 
 const forever = int64(1)<<62 - 1
@@ -174,8 +182,12 @@ func (w *worker) isHeld(k *work, i int) bool {
 	if len(w.held) == 0 {
 		return false
 	}
-	h := w.held[k.rec(i).Key]
-	return h != nil && h.later(k.seq, i)
+	for h := w.held[k.rec(i).Key]; h != nil; h = h.prev {
+		if h.later(k.seq, i) {
+			return true
+		}
+	}
+	return false
 }
 
 // holdKey stops a record's key behind it.
@@ -186,16 +198,11 @@ func (w *worker) holdKey(k *work, i int) {
 	}
 	w.unswept = true
 	h := w.held[key]
-	if h == nil {
-		w.held[key] = &hold{k.seq, i, k.seq, forever}
-		return
-	}
-	earlier := k.seq < h.seq || k.seq == h.seq && i < h.pos
-	if h.till != forever || earlier {
-		h.till, h.head = forever, k.seq
-	}
-	if earlier {
-		h.seq, h.pos = k.seq, i
+	switch {
+	case h == nil || h.till != forever:
+		w.held[key] = &hold{seq: k.seq, pos: i, head: k.seq, till: forever, prev: h}
+	case k.seq < h.seq || k.seq == h.seq && i < h.pos:
+		h.seq, h.pos, h.head = k.seq, i, k.seq
 	}
 }
 
@@ -274,10 +281,24 @@ func (w *worker) release() {
 		oldest = min(oldest, w.reading.seq)
 	}
 	for key, h := range w.held {
-		if h.till < oldest {
+		if h = h.without(oldest); h == nil {
 			delete(w.held, key)
+		} else {
+			w.held[key] = h
 		}
 	}
+}
+
+// without is the chain without the holds that concern no claim from oldest on.
+func (h *hold) without(oldest int64) *hold {
+	if h == nil {
+		return nil
+	}
+	h.prev = h.prev.without(oldest)
+	if h.till < oldest {
+		return h.prev
+	}
+	return h
 }
 
 // inHand lists all claims, those set aside first, each kind in its order.
