@@ -7,7 +7,7 @@ const HeaderPrefix = "header."
 // reserved are the headers that sinks make themselves.
 var reserved = map[string]bool{
 	"id": true, "type": true, "aggregate_type": true, "aggregate_id": true,
-	"content_type": true, "traceparent": true, "sequence": true,
+	"content_type": true, "traceparent": true, "sequence": true, "key": true,
 }
 
 // Headers is how a message's headers are laid out where the destination has
@@ -22,7 +22,9 @@ var reserved = map[string]bool{
 //	sequence        Record.Sequence, if the store keeps one
 //
 // and then, in no order, the event's own under their own names; one whose name
-// is among those above is given as "header." and that name.
+// is among those above is given as "header." and that name. So is one named
+// key: a sink to a destination that has no keys of its own adds the event's,
+// if it has one, under that name.
 func Headers(m *Message, f func(name, value string)) {
 	f("id", m.ID)
 	f("type", m.Type)

@@ -44,7 +44,7 @@ func testContent(s *suite) {
 	add([]byte("x"), func(m *sink.Message) {
 		m.Headers = map[string]string{
 			"tenant": "acme", "Tenant": "other case", "empty": "", "text": "käse, \"quoted\": = ; 日本",
-			"X-Long": big64(2000), "id": "the event's own", "sequence": "too",
+			"X-Long": big64(2000), "id": "the event's own", "sequence": "too", "key": "as well",
 		}
 		m.Traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 		m.Sequence = outrider.Sequence{Page: 1<<53 + 1, Pos: 7}

@@ -94,7 +94,7 @@ func Headers(m sink.Message) map[string]string {
 	h := map[string]string{}
 	for name, v := range m.Headers {
 		switch name {
-		case "id", "type", "aggregate_type", "aggregate_id", "content_type", "traceparent", "sequence":
+		case "id", "type", "aggregate_type", "aggregate_id", "content_type", "traceparent", "sequence", "key":
 			name = "header." + name // the sink's own go first
 		}
 		h[name] = v
