@@ -129,8 +129,7 @@ type statement struct {
 
 // param adds an argument. PostgreSQL is told its type: an untyped text would go
 // into a column of another type unnoticed, such as JSON into bytea with its
-// backslashes taken for escapes, and some protocol modes declare every string as
-// text.
+// backslashes taken for escapes, and a driver may declare every string as text.
 func (s *statement) param(arg any, cast string) {
 	s.args = append(s.args, arg)
 	if s.dialect == SQLite {

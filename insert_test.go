@@ -219,21 +219,27 @@ func fits(o *Outbox, events []Event) bool {
 func TestStatementBounds(t *testing.T) {
 	for _, c := range []struct {
 		dialect Dialect
+		columns int // 5 or 7
 		events  int
 		payload int
 		want    int
 	}{
-		{Postgres, 13107, 0, 1},
-		{Postgres, 13108, 0, 2},
-		{SQLite, 6553, 0, 1},
-		{SQLite, 6554, 0, 2},
-		{Postgres, 8, 1 << 20, 2}, // texts count too
-		{Postgres, 7, 1 << 20, 1},
+		{Postgres, 5, 13107, 0, 1},
+		{Postgres, 5, 13108, 0, 2},
+		{SQLite, 5, 6553, 0, 1},
+		{SQLite, 5, 6554, 0, 2},
+		{SQLite, 7, 4680, 0, 1},
+		{SQLite, 7, 4681, 0, 2},      // by one parameter
+		{Postgres, 5, 8, 1 << 20, 2}, // texts count too
+		{Postgres, 5, 7, 1 << 20, 1},
 	} {
 		events := make([]Event, c.events)
 		for i := range events {
 			events[i] = placed()
 			events[i].Payload = make([]byte, c.payload)
+			if c.columns == 7 {
+				events[i].Key, events[i].ContentType = "k", "text/plain"
+			}
 		}
 		db := &recorder{}
 		if err := newOutbox(t, Config{Dialect: c.dialect}).Add(t.Context(), db, events...); err != nil || len(db.calls) != c.want {
