@@ -62,3 +62,6 @@ func isUnreachable(err error) bool {
 		errors.Is(err, context.DeadlineExceeded) || errors.Is(err, io.EOF) ||
 		errors.As(err, &timeout) && timeout.Timeout()
 }
+
+// Explain adds advice to an error of a database that carries none.
+func Explain(err error) error { return explain(err) }

@@ -1,0 +1,216 @@
+// Package cli is the command line: what it takes, does and prints. Everything
+// goes through Run, so tests call it as a shell would.
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+
+	"github.com/alecthomas/kong"
+
+	"github.com/outrider-dev/outrider"
+	"github.com/outrider-dev/outrider/internal/config"
+	"github.com/outrider-dev/outrider/internal/daemon"
+	"github.com/outrider-dev/outrider/store"
+)
+
+// The exit codes.
+const (
+	exitOK     = 0
+	exitFailed = 1
+	exitUsage  = 2
+)
+
+// commands is the whole command line, as kong reads it from tags.
+type commands struct {
+	Output string `short:"o" enum:"text,json" default:"text" placeholder:"text|json" help:"Form of what is printed: text or json. In json, ids are strings and durations are numbers of seconds."`
+
+	Demo    demoCmd    `cmd:"" group:"start" help:"See it survive crashes: a shop, a relay and a broker on this machine, no servers needed."`
+	Dev     devCmd     `cmd:"" group:"start" help:"Relay one database to one destination, without a file."`
+	Run     runCmd     `cmd:"" group:"start" help:"Relay as a configuration file says."`
+	Migrate migrateCmd `cmd:"" group:"start" help:"Make, check and remove the outbox's tables."`
+	Config  configCmd  `cmd:"" group:"start" help:"Look at a configuration file."`
+
+	Status statusCmd `cmd:"" group:"look" help:"How each destination stands, the oldest waiting event first."`
+	List   listCmd   `cmd:"" group:"look" help:"List events, by state, type, key and destination."`
+	Show   showCmd   `cmd:"" group:"look" help:"Show one event: payload, attempts, why it waits."`
+
+	Retry  retryCmd  `cmd:"" group:"act" help:"Send a FAILED event again, or hurry one that waits."`
+	Skip   skipCmd   `cmd:"" group:"act" help:"Discard a FAILED or waiting event and let its key go on."`
+	Rebase rebaseCmd `cmd:"" group:"act" help:"Go on in another database cluster, after a restore."`
+
+	Version versionCmd `cmd:"" help:"Print the version."`
+}
+
+var groups = []kong.Group{
+	{Key: "start", Title: "Start:"},
+	{Key: "look", Title: "Look:"},
+	{Key: "act", Title: "Act:"},
+}
+
+const about = "A transactional outbox: events are written in your transaction and carried to a broker, at least once and in order."
+
+// app is what a command works with.
+type app struct {
+	ctx      context.Context
+	in       io.Reader
+	out, err io.Writer
+	json     bool
+	// open is daemon.OpenStore; tests put in a store of theirs.
+	open func(context.Context, config.Source, *slog.Logger) (store.Store, error)
+	// redact takes secrets out of whatever is printed.
+	redact func(string) string
+}
+
+// Run runs the command line and returns the exit code.
+func Run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer) int {
+	a := &app{ctx: ctx, in: in, out: out, err: errOut, open: daemon.OpenStore}
+	return a.run(args)
+}
+
+// exit is how kong ends after it has printed help.
+type exit int
+
+func (a *app) run(args []string) (code int) {
+	a.redact = func(s string) string { return s }
+	var c commands
+	parser, err := newParser(&c, a)
+	if err != nil {
+		return a.fail(err, exitFailed)
+	}
+	defer func() {
+		switch r := recover().(type) {
+		case nil:
+		case exit:
+			code = int(r)
+		default:
+			panic(r)
+		}
+	}()
+	if len(args) == 0 {
+		args = []string{"--help"}
+	}
+	k, err := parser.Parse(args)
+	if err != nil {
+		return a.usage(err)
+	}
+	a.json = c.Output == "json"
+	if err := k.Run(a); err != nil {
+		var u *usageError
+		if errors.As(err, &u) {
+			return a.usage(err)
+		}
+		return a.fail(err, exitFailed)
+	}
+	return exitOK
+}
+
+func newParser(c *commands, a *app) (*kong.Kong, error) {
+	return kong.New(c,
+		kong.Name("outrider"),
+		kong.Description(about),
+		kong.Writers(a.out, a.err),
+		kong.Exit(func(code int) { panic(exit(code)) }),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 100, NoExpandSubcommands: true}),
+		kong.ExplicitGroups(groups),
+	)
+}
+
+// usageError is a mistake in how a command was called.
+type usageError struct{ error }
+
+func usagef(format string, args ...any) error {
+	return &usageError{fmt.Errorf(format, args...)}
+}
+
+// usage prints a mistake in the call.
+func (a *app) usage(err error) int {
+	if outrider.Hint(err) == "" {
+		command := "outrider"
+		var p *kong.ParseError
+		if errors.As(err, &p) && p.Context != nil && p.Context.Command() != "" {
+			command += " " + strings.Fields(p.Context.Command())[0]
+		}
+		err = outrider.WithHint(err, command+" --help")
+	}
+	return a.fail(err, exitUsage)
+}
+
+// fail prints an error and what to do about it.
+func (a *app) fail(err error, code int) int {
+	var invalid *config.Error
+	hint := outrider.Hint(err)
+	switch {
+	case errors.As(err, &invalid):
+		for line := range strings.SplitSeq(invalid.Error(), "\n") {
+			fmt.Fprintf(a.err, "error: %s\n", a.redact(line))
+		}
+		if hint == "" {
+			hint = "docs/CONFIG.md tells each key with its default"
+		}
+	default:
+		fmt.Fprintf(a.err, "error: %s\n", a.redact(strings.TrimSpace(err.Error())))
+	}
+	if hint != "" {
+		fmt.Fprintf(a.err, "hint: %s\n", a.redact(hint))
+	}
+	return code
+}
+
+// print writes a result: v as JSON, or what text writes, and then the command
+// that is useful next.
+func (a *app) print(v any, text func(w io.Writer), next string) error {
+	if !a.json {
+		text(a.out)
+		if next != "" {
+			fmt.Fprintf(a.out, "next: %s\n", next)
+		}
+		return nil
+	}
+	data, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	if next != "" && len(data) > 2 && data[len(data)-1] == '}' {
+		n, err := json.Marshal(next)
+		if err != nil {
+			return err
+		}
+		data = append(append(data[:len(data)-1], `,"next":`...), append(n, '}')...)
+	}
+	var indented strings.Builder
+	enc := json.NewEncoder(&indented)
+	enc.SetIndent("", "  ")
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(json.RawMessage(data)); err != nil {
+		return err
+	}
+	_, err = io.WriteString(a.out, indented.String())
+	return err
+}
+
+// logger writes messages to standard error, without secrets.
+func (a *app) logger(c config.Log) *slog.Logger {
+	var level slog.Level
+	_ = level.UnmarshalText([]byte(c.Level)) // one of four, as the file was read
+	o := &slog.HandlerOptions{Level: level, ReplaceAttr: func(_ []string, at slog.Attr) slog.Attr {
+		switch at.Value.Kind() {
+		case slog.KindString:
+			at.Value = slog.StringValue(a.redact(at.Value.String()))
+		case slog.KindAny:
+			if err, ok := at.Value.Any().(error); ok {
+				at.Value = slog.StringValue(a.redact(err.Error()))
+			}
+		}
+		return at
+	}}
+	if c.Format == "json" {
+		return slog.New(slog.NewJSONHandler(a.err, o))
+	}
+	return slog.New(slog.NewTextHandler(a.err, o))
+}

@@ -1,0 +1,333 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/outrider-dev/outrider"
+	"github.com/outrider-dev/outrider/store"
+)
+
+func number(n int64) string { return strconv.FormatInt(n, 10) }
+
+type statusCmd struct {
+	selection
+}
+
+func (c *statusCmd) Run(a *app) error {
+	sources, err := c.sources(a)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(a.ctx, openTimeout)
+	defer cancel()
+	var view statusView
+	var all []store.Status
+	for _, src := range sources {
+		err := withSource(a, src, "be looked into", func(i store.Inspector) error {
+			s, err := i.Status(ctx)
+			if err != nil {
+				return err
+			}
+			slices.SortStableFunc(s.Destinations, func(x, y store.DestinationStatus) int {
+				return int(min(1, max(-1, y.OldestPending-x.OldestPending)))
+			})
+			all = append(all, s)
+			view.Sources = append(view.Sources, viewStatus(src.Name, s))
+			return nil
+		})
+		if err != nil {
+			return outrider.WithHint(fmt.Errorf("source %s: %w", src.Name, err), outrider.Hint(err))
+		}
+	}
+	return a.print(view, func(w io.Writer) {
+		for i, s := range all {
+			if len(all) > 1 {
+				fmt.Fprintf(w, "source %s\n", sources[i].Name)
+			}
+			writeStatus(w, s)
+		}
+	}, c.next(all))
+}
+
+func writeStatus(w io.Writer, s store.Status) {
+	rows := [][]string{{"DESTINATION", "OLDEST", "PENDING", "PUBLISHING", "WAITING", "SCHEDULED", "FAILED", "OLDEST FAILED", "BLOCKED KEYS", "LANES HELD"}}
+	for _, d := range s.Destinations {
+		held, lanes := 0, 0
+		for _, l := range d.Leases {
+			lanes += l.Count
+			if l.Owner != "" {
+				held += l.Count
+			}
+		}
+		rows = append(rows, []string{
+			d.Name, age(d.OldestPending), count(d.Pending), count(d.Publishing), count(d.Waiting), count(d.Scheduled),
+			count(d.Failed), age(d.OldestFailed), count(d.BlockedKeys), fmt.Sprintf("%d of %d", held, lanes),
+		})
+	}
+	if len(rows) == 1 {
+		fmt.Fprintln(w, "no destination is known yet: a relay has to run once")
+	} else {
+		table(w, rows...)
+	}
+	for _, r := range s.Relays {
+		fmt.Fprintf(w, "relay %s, seen %s ago\n", line(r.Name, 80), age(max(1, r.Seen)))
+	}
+	if len(s.Relays) == 0 {
+		fmt.Fprintln(w, "no relay is running")
+	}
+	for _, x := range s.Warnings {
+		fmt.Fprintf(w, "warning: %s\n", line(x, 500))
+	}
+}
+
+// next is what helps most: what failed, then what is not running.
+func (c *statusCmd) next(all []store.Status) string {
+	running := true
+	for _, s := range all {
+		for _, d := range s.Destinations {
+			if d.Failed.N > 0 {
+				return "outrider list --state failed" + c.flags()
+			}
+		}
+		running = running && len(s.Relays) > 0
+	}
+	switch {
+	case !running && c.File != "":
+		return "outrider run -c " + quote(c.File)
+	case !running:
+		return "outrider dev" + c.flags() + " --to log:"
+	default:
+		return "outrider list" + c.flags()
+	}
+}
+
+type listCmd struct {
+	selection
+	State       string `enum:"any,pending,waiting,publishing,scheduled,published,failed,discarded" default:"any" help:"Only events in this state: pending, waiting (for their next attempt), publishing, scheduled, published, failed, discarded."`
+	Type        string `placeholder:"TYPE" help:"Only events of this type."`
+	Key         string `placeholder:"KEY" help:"Only events of this key."`
+	Destination string `placeholder:"NAME" help:"Only as they stand with this destination."`
+	After       string `placeholder:"ROW" help:"Go on behind this row: the next page."`
+	Limit       int    `default:"50" help:"Events on a page, 1 to 1000."`
+}
+
+var states = map[string]store.State{
+	"any": store.Unchanged, "pending": store.Pending, "waiting": store.Waiting, "publishing": store.InHand,
+	"scheduled": store.Scheduled, "published": store.Published, "failed": store.Failed, "discarded": store.Discarded,
+}
+
+func (c *listCmd) Run(a *app) error {
+	if c.Limit < 1 || c.Limit > 1000 {
+		return usagef("--limit is %d, want 1 to 1000", c.Limit)
+	}
+	return with(a, &c.selection, "be looked into", func(i store.Inspector) error {
+		ctx, cancel := context.WithTimeout(a.ctx, openTimeout)
+		defer cancel()
+		page, err := i.List(ctx, store.ListParams{
+			Destination: c.Destination, State: states[c.State], Key: c.Key, Type: c.Type,
+			AfterRow: c.After, Limit: c.Limit,
+		})
+		if err != nil {
+			return err
+		}
+		view := listView{Entries: []entryView{}, After: page.Next}
+		for _, e := range page.Entries {
+			view.Entries = append(view.Entries, viewEntry(e))
+		}
+		return a.print(view, func(w io.Writer) { c.write(w, page) }, c.next(page))
+	})
+}
+
+func (c *listCmd) write(w io.Writer, page store.Page) {
+	if len(page.Entries) == 0 {
+		fmt.Fprintln(w, "no event matches")
+		return
+	}
+	rows := [][]string{{"ROW", "CREATED", "TYPE", "KEY", "DESTINATION", "STATE", "ATTEMPTS", "WHY"}}
+	for _, e := range page.Entries {
+		rows = append(rows, []string{
+			e.Row, stamp(e.CreatedAt), line(e.Type, 40), keyText(e.Key, e.Unordered), e.Destination,
+			e.State.String(), strconv.Itoa(e.Attempts), why(e),
+		})
+	}
+	table(w, rows...)
+	if page.Next != "" {
+		fmt.Fprintf(w, "more: outrider list%s --after %s\n", c.same(), quote(page.Next))
+	}
+}
+
+// same are the flags that give the same list.
+func (c *listCmd) same() string {
+	var b strings.Builder
+	b.WriteString(c.flags())
+	add := func(flag, value string) {
+		if value != "" {
+			b.WriteString(" --" + flag + " " + quote(value))
+		}
+	}
+	if c.State != "any" {
+		add("state", c.State)
+	}
+	add("type", c.Type)
+	add("key", c.Key)
+	add("destination", c.Destination)
+	if c.Limit != 50 {
+		add("limit", strconv.Itoa(c.Limit))
+	}
+	return b.String()
+}
+
+func (c *listCmd) next(page store.Page) string {
+	if len(page.Entries) == 0 {
+		return "outrider status" + c.flags()
+	}
+	return "outrider show " + quote(page.Entries[0].Row) + c.flags()
+}
+
+func keyText(key string, unordered bool) string {
+	if unordered {
+		return "(unordered)"
+	}
+	return line(key, 40)
+}
+
+// why is the one thing to know of an entry.
+func why(e store.Entry) string {
+	var parts []string
+	if e.Reason != "" {
+		parts = append(parts, e.Reason)
+	}
+	if e.DueIn > 0 {
+		parts = append(parts, "in "+age(e.DueIn))
+	}
+	if e.Class != "" {
+		parts = append(parts, e.Class+": "+line(e.Message, 80))
+	}
+	return strings.Join(parts, ", ")
+}
+
+type showCmd struct {
+	selection
+	ID   string `arg:"" help:"The event's id, or its row's."`
+	Full bool   `help:"Print the payload whole, however long it is."`
+}
+
+func (c *showCmd) Run(a *app) error {
+	return with(a, &c.selection, "be looked into", func(i store.Inspector) error {
+		ctx, cancel := context.WithTimeout(a.ctx, openTimeout)
+		defer cancel()
+		events, err := i.Show(ctx, c.ID)
+		if err != nil {
+			return err
+		}
+		if len(events) == 0 {
+			return outrider.WithHint(fmt.Errorf("there is no event %q", c.ID),
+				"it may have left with its retention; outrider list"+c.flags())
+		}
+		var view showView
+		for _, d := range events {
+			view.Events = append(view.Events, viewEvent(d))
+		}
+		return a.print(view, func(w io.Writer) {
+			for _, d := range events {
+				c.write(w, d)
+			}
+		}, c.next(events))
+	})
+}
+
+// maxPayload is how much of a payload is shown without --full.
+const maxPayload = 2000
+
+func (c *showCmd) write(w io.Writer, d store.Detail) {
+	r := d.Record
+	rows := [][]string{
+		{"event", r.ID}, {"row", r.Row}, {"type", line(r.Type, 200)},
+		{"aggregate", line(r.AggregateType+" "+r.AggregateID, 200)},
+		{"key", keyText(r.Key, r.Unordered)}, {"created", stamp(r.CreatedAt)},
+	}
+	if !r.AvailableAt.IsZero() {
+		rows = append(rows, []string{"not before", stamp(r.AvailableAt)})
+	}
+	if r.Traceparent != "" {
+		rows = append(rows, []string{"trace", r.Traceparent})
+	}
+	names := make([]string, 0, len(r.Headers))
+	for name := range r.Headers {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		rows = append(rows, []string{"header", line(name+": "+r.Headers[name], 200)})
+	}
+	rows = append(rows, []string{"payload", fmt.Sprintf("%s, %s", line(r.ContentType, 80), plural(len(r.Payload), "byte", "bytes"))})
+	table(w, rows...)
+	c.writePayload(w, r)
+	for _, e := range d.Entries {
+		fmt.Fprintf(w, "%s: %s\n", e.Destination, standing(e))
+	}
+}
+
+func (c *showCmd) writePayload(w io.Writer, r outrider.Record) {
+	text, binary := viewPayload(r)
+	if text == nil {
+		s := fmt.Sprintf("%x", binary)
+		text = &s
+	}
+	shown := *text
+	cut := len(shown) > maxPayload && !c.Full
+	if cut {
+		shown = strings.ToValidUTF8(shown[:maxPayload], "")
+	}
+	if shown != "" {
+		fmt.Fprintf(w, "  %s\n", strings.ReplaceAll(printable(shown), "\n", "\n  "))
+	}
+	if cut {
+		fmt.Fprintf(w, "  … and %d more; --full prints all\n", len(*text)-len(shown))
+	}
+}
+
+// standing is a sentence on how an event stands with a destination, and whether
+// it can be sent again without harm.
+func standing(e store.Entry) string {
+	s := e.State.String()
+	if w := e.Reason; w != "" {
+		s += ", " + w
+	}
+	if e.DueIn > 0 {
+		s += ", in " + age(e.DueIn)
+	}
+	if e.Attempts > 0 {
+		s += ", after " + plural(e.Attempts, "failed attempt", "failed attempts")
+	}
+	if !e.LastFailure.IsZero() {
+		s += ", the last at " + stamp(e.LastFailure)
+	}
+	if e.Class != "" {
+		s += "\n  " + e.Class + ": " + line(e.Message, 1000)
+	}
+	return s
+}
+
+func (c *showCmd) next(events []store.Detail) string {
+	for _, d := range events {
+		for _, e := range d.Entries {
+			switch {
+			case e.State == store.Failed:
+				return fmt.Sprintf("outrider retry %s%s (repaired: send it again) or outrider skip %s%s (give it up)",
+					quote(e.Row), c.flags(), quote(e.Row), c.flags())
+			case e.State == store.Waiting:
+				return "outrider retry " + quote(e.Row) + c.flags()
+			}
+			if head, ok := strings.CutPrefix(e.Reason, "held behind "); ok {
+				return "outrider show " + quote(head) + c.flags()
+			}
+		}
+	}
+	return "outrider status" + c.flags()
+}

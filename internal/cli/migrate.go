@@ -1,0 +1,225 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/outrider-dev/outrider"
+	"github.com/outrider-dev/outrider/internal/config"
+	"github.com/outrider-dev/outrider/internal/daemon"
+	"github.com/outrider-dev/outrider/migrate"
+)
+
+type migrateCmd struct {
+	Up     migrateUpCmd     `cmd:"" help:"Make the tables, or bring them up to this version."`
+	Status migrateStatusCmd `cmd:"" help:"Which migrations are applied, and whether somebody changed the tables."`
+	Down   migrateDownCmd   `cmd:"" help:"Remove the tables. Refuses while they hold events."`
+	SQL    migrateSQLCmd    `cmd:"" name:"sql" help:"Print the statements, and the INSERT that enqueues an event."`
+}
+
+// schema are the options that all of them share.
+type schema struct {
+	selection
+	Dialect string `enum:"auto,postgres,sqlite" default:"auto" placeholder:"postgres|sqlite" help:"Kind of database, if neither --db nor --config tells."`
+	Payload string `enum:"bytea,json" default:"bytea" placeholder:"bytea|json" help:"Type of the payload column on PostgreSQL: bytea takes anything, json is readable in psql. Chosen once."`
+	To      int    `placeholder:"VERSION" help:"Stop at this version. Default: the newest, or for down none."`
+}
+
+func (s *schema) options(a *app) (migrate.Options, error) {
+	if s.To < 0 {
+		return migrate.Options{}, usagef("--to is %d, want a version", s.To)
+	}
+	o := migrate.Options{To: s.To}
+	switch s.Dialect {
+	case "postgres":
+		o.Dialect = outrider.Postgres
+	case "sqlite":
+		o.Dialect = outrider.SQLite
+	default:
+		if s.DB == "" && s.File == "" {
+			return o, usagef("which database? give --db DSN, --config FILE or --dialect")
+		}
+		src, err := s.one(a)
+		if err != nil {
+			return o, err
+		}
+		o.Dialect = outrider.Postgres
+		if src.SQLite != nil {
+			o.Dialect = outrider.SQLite
+		}
+	}
+	if s.Payload == "json" {
+		if o.Dialect != outrider.Postgres {
+			return o, usagef("--payload json is for PostgreSQL; SQLite keeps any payload as it is")
+		}
+		o.Payload = outrider.PayloadJSON
+	}
+	return o, nil
+}
+
+// open opens the database and hands on what to do with it.
+func (s *schema) open(a *app, f func(src config.Source, o migrate.Options, db migrateDB) error) error {
+	src, err := s.one(a)
+	if err != nil {
+		return err
+	}
+	o, err := s.options(a)
+	if err != nil {
+		return err
+	}
+	db, dialect, err := daemon.OpenDB(src)
+	if err != nil {
+		return err
+	}
+	defer db.Close() //nolint:errcheck // what was asked for is done
+	if s.Dialect != "auto" && o.Dialect != dialect {
+		return usagef("--dialect %s, but the database is %s", s.Dialect, dialect)
+	}
+	return daemon.Explain(f(src, o, db))
+}
+
+type stepsView struct {
+	Steps []stepView `json:"steps"`
+}
+
+type stepView struct {
+	Version   int        `json:"version"`
+	Name      string     `json:"name"`
+	AppliedAt *time.Time `json:"applied_at,omitempty"`
+}
+
+func viewSteps(steps []migrate.Step) stepsView {
+	v := stepsView{Steps: []stepView{}}
+	for _, s := range steps {
+		v.Steps = append(v.Steps, stepView{s.Version, s.Name, timeOrNil(s.AppliedAt)})
+	}
+	return v
+}
+
+func writeSteps(w io.Writer, verb string, steps []migrate.Step, none string) {
+	for _, s := range steps {
+		fmt.Fprintf(w, "%s %04d %s\n", verb, s.Version, s.Name)
+	}
+	if len(steps) == 0 {
+		fmt.Fprintln(w, none)
+	}
+}
+
+type migrateUpCmd struct {
+	schema
+}
+
+func (c *migrateUpCmd) Run(a *app) error {
+	return c.open(a, func(_ config.Source, o migrate.Options, db migrateDB) error {
+		steps, err := migrate.Up(a.ctx, db, o)
+		if err != nil {
+			return err
+		}
+		next := "outrider dev" + c.flags() + " --to log:"
+		if c.File != "" {
+			next = "outrider run -c " + quote(c.File)
+		}
+		return a.print(viewSteps(steps), func(w io.Writer) {
+			writeSteps(w, "applied", steps, "nothing to do: the tables are there")
+		}, next)
+	})
+}
+
+type migrateDownCmd struct {
+	schema
+	Force bool `help:"Remove them though they hold events."`
+}
+
+func (c *migrateDownCmd) Run(a *app) error {
+	return c.open(a, func(_ config.Source, o migrate.Options, db migrateDB) error {
+		o.Force = c.Force
+		steps, err := migrate.Down(a.ctx, db, o)
+		if err != nil {
+			return err
+		}
+		return a.print(viewSteps(steps), func(w io.Writer) {
+			writeSteps(w, "removed", steps, "nothing to do: there are no tables")
+		}, "outrider migrate status"+c.flags())
+	})
+}
+
+type migrateStatusCmd struct {
+	schema
+}
+
+type migrateStatusView struct {
+	Version int      `json:"version"`
+	Newest  int      `json:"newest"`
+	Drift   []string `json:"drift,omitempty"`
+	stepsView
+}
+
+func (c *migrateStatusCmd) Run(a *app) error {
+	return c.open(a, func(_ config.Source, o migrate.Options, db migrateDB) error {
+		s, err := migrate.Status(a.ctx, db, o)
+		if err != nil {
+			return err
+		}
+		next := "outrider migrate up" + c.flags()
+		if s.Version >= s.Newest {
+			next = "outrider status" + c.flags()
+		}
+		view := migrateStatusView{s.Version, s.Newest, s.Drift, viewSteps(s.Steps)}
+		return a.print(view, func(w io.Writer) { writeMigrateStatus(w, s) }, next)
+	})
+}
+
+func writeMigrateStatus(w io.Writer, s migrate.State) {
+	switch {
+	case s.Version == 0:
+		fmt.Fprintln(w, "there is no outbox in this database")
+	case s.Version == s.Newest:
+		fmt.Fprintf(w, "version %d, the newest\n", s.Version)
+	default:
+		fmt.Fprintf(w, "version %d; this program knows %d\n", s.Version, s.Newest)
+	}
+	for _, x := range s.Steps {
+		when := "not applied"
+		if !x.AppliedAt.IsZero() {
+			when = "applied " + stamp(x.AppliedAt)
+		}
+		fmt.Fprintf(w, "%04d %s: %s\n", x.Version, x.Name, when)
+	}
+	for _, d := range s.Drift {
+		fmt.Fprintf(w, "changed since: %s\n", d)
+	}
+}
+
+type migrateSQLCmd struct {
+	schema
+}
+
+func (c *migrateSQLCmd) Help() string {
+	return "For people who apply statements with a tool of their own: run them in one transaction. No connection is made."
+}
+
+func (c *migrateSQLCmd) Run(a *app) error {
+	o, err := c.options(a)
+	if err != nil {
+		return err
+	}
+	ddl, err := migrate.SQL(o)
+	if err != nil {
+		return err
+	}
+	insert, err := migrate.PlainInsert(o)
+	if err != nil {
+		return err
+	}
+	view := struct {
+		SQL    string `json:"sql"`
+		Insert string `json:"insert"`
+	}{ddl, insert}
+	// What comes next is a comment: the output goes into psql as it is.
+	if a.json {
+		return a.print(view, nil, "outrider migrate status --db DSN")
+	}
+	_, err = fmt.Fprintf(a.out, "%s-- next: outrider migrate status --db DSN\n", ddl)
+	return err
+}

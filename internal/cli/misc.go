@@ -1,0 +1,116 @@
+package cli
+
+import (
+	"database/sql"
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+	"runtime/debug"
+
+	"github.com/outrider-dev/outrider/internal/config"
+	"github.com/outrider-dev/outrider/internal/daemon"
+)
+
+type migrateDB = *sql.DB
+
+type versionCmd struct{}
+
+// version is the module's, with the revision it was built from.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	v := info.Main.Version
+	if v == "" || v == "(devel)" {
+		v = "devel"
+		for _, s := range info.Settings {
+			if s.Key == "vcs.revision" {
+				v += "-" + s.Value[:min(12, len(s.Value))]
+			}
+		}
+	}
+	return v
+}
+
+func (versionCmd) Run(a *app) error {
+	view := struct {
+		Version string `json:"version"`
+		Go      string `json:"go"`
+		System  string `json:"system"`
+	}{version(), runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH}
+	return a.print(view, func(w io.Writer) {
+		fmt.Fprintf(w, "outrider %s, %s, %s\n", view.Version, view.Go, view.System)
+	}, "outrider demo")
+}
+
+type configCmd struct {
+	Validate validateCmd `cmd:"" help:"Tell all that is wrong with a file, and what it says if nothing is."`
+}
+
+type validateCmd struct {
+	File string `name:"config" short:"c" env:"OUTRIDER_CONFIG" required:"" placeholder:"FILE" help:"The configuration file."`
+}
+
+func (*validateCmd) Help() string {
+	return "Nothing is connected to. Environment variables and files of secrets are read."
+}
+
+type validateView struct {
+	OK       bool             `json:"ok"`
+	Problems []config.Problem `json:"problems,omitempty"`
+	Listen   string           `json:"listen,omitempty"`
+	Sources  []sourcePlaces   `json:"sources,omitempty"`
+}
+
+type sourcePlaces struct {
+	Name         string      `json:"name"`
+	Kind         string      `json:"kind"`
+	Destinations []placeView `json:"destinations"`
+}
+
+type placeView struct {
+	Name  string `json:"name"`
+	Place string `json:"place"`
+	Match string `json:"match,omitempty"`
+}
+
+func (c *validateCmd) Run(a *app) error {
+	cfg, err := config.Load(c.File)
+	var invalid *config.Error
+	if errors.As(err, &invalid) && a.json {
+		if perr := a.print(validateView{Problems: invalid.Problems}, nil, ""); perr != nil {
+			return perr
+		}
+	}
+	if err != nil {
+		return err
+	}
+	a.redact = cfg.Redact
+	view := validateView{OK: true, Listen: cfg.Listen}
+	for _, s := range cfg.Sources {
+		sp := sourcePlaces{Name: s.Name, Kind: "postgres"}
+		if s.SQLite != nil {
+			sp.Kind = "sqlite"
+		}
+		for _, d := range cfg.Destinations {
+			if d.Source == s.Name {
+				sp.Destinations = append(sp.Destinations, placeView{d.Name, daemon.Place(d), d.Match.String()})
+			}
+		}
+		view.Sources = append(view.Sources, sp)
+	}
+	return a.print(view, func(w io.Writer) {
+		fmt.Fprintf(w, "%s is valid\n", c.File)
+		for _, s := range view.Sources {
+			for _, d := range s.Destinations {
+				match := d.Match
+				if match == "" {
+					match = "every event"
+				}
+				fmt.Fprintf(w, "%s (%s) -> %s: %s, %s\n", s.Name, s.Kind, d.Name, d.Place, match)
+			}
+		}
+	}, "outrider run -c "+quote(c.File))
+}

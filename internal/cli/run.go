@@ -1,0 +1,125 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/outrider-dev/outrider"
+	"github.com/outrider-dev/outrider/internal/config"
+	"github.com/outrider-dev/outrider/internal/daemon"
+	"github.com/outrider-dev/outrider/migrate"
+)
+
+type runCmd struct {
+	File string `name:"config" short:"c" env:"OUTRIDER_CONFIG" required:"" placeholder:"FILE" help:"The configuration file; docs/CONFIG.md tells its keys."`
+}
+
+func (c *runCmd) Help() string {
+	return "SIGTERM or Ctrl-C stops softly: nothing new is taken, what was begun may end within relay.soft_timeout. " +
+		"A second signal cuts at once. Events are lost by neither."
+}
+
+func (c *runCmd) Run(a *app) error {
+	cfg, err := config.Load(c.File)
+	if err != nil {
+		return err
+	}
+	a.redact = cfg.Redact
+	return a.relay(cfg, false, "outrider status -c "+quote(c.File))
+}
+
+// relay runs a daemon until a signal or the end of the context.
+func (a *app) relay(cfg *config.Config, strict bool, next string) error {
+	log := a.logger(cfg.Log)
+	ctx, stop := context.WithCancel(a.ctx)
+	defer stop()
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	defer signal.Stop(signals)
+	cut := make(chan struct{})
+	over := make(chan struct{})
+	defer close(over)
+	go func() {
+		for n := 0; n < 2; n++ {
+			select {
+			case s := <-signals:
+				if n == 0 {
+					log.Info("stopping; a second signal cuts off what is under way", "signal", s.String())
+					stop()
+				} else {
+					log.Warn("cutting off", "signal", s.String())
+					close(cut)
+				}
+			case <-over:
+				return
+			}
+		}
+	}()
+	d, err := daemon.New(ctx, daemon.Options{Config: cfg, Logger: log, Stdout: a.out, Version: version(), Strict: strict})
+	if err != nil {
+		if ctx.Err() != nil && a.ctx.Err() == nil {
+			return errors.New("stopped by a signal while starting")
+		}
+		return err
+	}
+	go func() {
+		select {
+		case <-cut:
+			d.Cut()
+		case <-over:
+		}
+	}()
+	log.Info("started", "next", next)
+	return d.Run(ctx)
+}
+
+type devCmd struct {
+	DB string `name:"db" env:"OUTRIDER_DB" required:"" placeholder:"DSN" help:"The database: postgres://user@host:5432/name or sqlite:path/to/file.db."`
+	To string `name:"to" required:"" placeholder:"URL" help:"The destination: kafka://host:9092/topic, nats://host:4222/subject or log:. Topic and subject may have fields of the event, as in {aggregate_type}-events."`
+}
+
+func (c *devCmd) Help() string {
+	return "Makes the tables if there are none, begins with the earliest event, and stops at the first thing that is wrong. " +
+		"Log lines go to standard error, events of log: to standard output."
+}
+
+func (c *devCmd) Run(a *app) error {
+	cfg, err := config.Adhoc(c.DB, c.To)
+	if err != nil {
+		return usageOf(err)
+	}
+	a.redact = cfg.Redact
+	if err := c.prepare(a, cfg.Sources[0]); err != nil {
+		return err
+	}
+	fmt.Fprintf(a.err, "%s -> %s\n", config.RedactDSN(c.DB), daemon.Place(cfg.Destinations[0]))
+	s := selection{DB: c.DB}
+	return a.relay(cfg, true, "outrider status"+s.flags())
+}
+
+// prepare makes the tables in a database that has none.
+func (c *devCmd) prepare(a *app, src config.Source) error {
+	db, dialect, err := daemon.OpenDB(src)
+	if err != nil {
+		return err
+	}
+	defer db.Close() //nolint:errcheck // the migration has told
+	o := migrate.Options{Dialect: dialect}
+	err = migrate.Check(a.ctx, db, o)
+	if !errors.Is(err, migrate.ErrMissing) {
+		return daemon.Explain(err)
+	}
+	fmt.Fprintf(a.err, "%s has no outbox yet: making its tables (outrider migrate sql --dialect %s shows them)\n",
+		config.RedactDSN(c.DB), dialect)
+	_, err = migrate.Up(a.ctx, db, o)
+	return daemon.Explain(err)
+}
+
+// usageOf marks an error as one of the call, keeping its hint.
+func usageOf(err error) error {
+	return outrider.WithHint(&usageError{err}, outrider.Hint(err))
+}
