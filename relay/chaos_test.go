@@ -159,7 +159,7 @@ func TestChaos(t *testing.T) {
 
 func (s storm) run(t *testing.T) []string {
 	d := &dice{troubled: map[string]bool{}, r: rand.New(rand.NewPCG(s.Seed, 1))}
-	w := &world{t: t, store: memstore.New(memstore.Config{}), events: &eventLog{},
+	w := &world{t: t, store: memstore.New(memstore.Config{}), events: newEventLog(),
 		sink: memsink.New(memsink.Config{Decide: s.decide(d), NoOrder: s.NoOrder, NoOrderInFlight: s.NoOrderInFlight})}
 	before, after := s.faults(d)
 	w.store.SetFaults(before, after)

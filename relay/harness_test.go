@@ -31,13 +31,21 @@ type world struct {
 	store  *memstore.Store
 	sink   *memsink.Sink
 	events *eventLog
+	relays []*running
 }
 
 // inWorld runs a test in one.
 func inWorld(t *testing.T, cfg memsink.Config, f func(w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		w := &world{t: t, store: memstore.New(memstore.Config{}), sink: memsink.New(cfg), events: &eventLog{}}
+		w := &world{t: t, store: memstore.New(memstore.Config{}), sink: memsink.New(cfg), events: newEventLog()}
+		defer func() { // those that a failed test has left
+			for _, r := range w.relays {
+				r.stop()
+				r.Cut()
+				<-r.done
+			}
+		}()
 		f(w)
 		if bad := w.store.Misuse(); len(bad) > 0 {
 			t.Errorf("the store was misused: %v", bad)
@@ -81,6 +89,7 @@ func (w *world) start(change ...func(*Config)) *running {
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	run := &running{Relay: r, t: w.t, stop: stop, done: make(chan struct{})}
+	w.relays = append(w.relays, run)
 	go func() {
 		defer close(run.done)
 		run.err = r.Run(ctx)
@@ -133,6 +142,10 @@ func (w *world) wait(n int, d time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), d)
 	defer cancel()
 	if err := w.sink.Wait(ctx, n); err != nil {
+		synctest.Wait()
+		for _, r := range w.relays {
+			w.t.Log(r.dump())
+		}
 		w.t.Fatalf("after %v: %v", d, err)
 	}
 }
@@ -157,14 +170,21 @@ func (w *world) entries() map[string]store.Entry {
 	}
 }
 
-// mustBe checks the states of events.
+// mustBe checks the states of events, once the relays have come to rest.
 func (w *world) mustBe(s store.State, ids ...string) {
 	w.t.Helper()
-	all := w.entries()
-	for _, id := range ids {
-		if all[id].State != s {
-			w.t.Errorf("event %s of key %q is %v, not %v: %s %s", id, all[id].Key, all[id].State, s, all[id].Class, all[id].Message)
+	time.Sleep(10 * time.Millisecond)
+	synctest.Wait()
+	all, wrong := w.entries(), 0
+	for i, id := range ids {
+		if e := all[id]; e.State != s {
+			if wrong++; wrong == 1 {
+				w.t.Errorf("event %d of key %q is %v, not %v: %s %s", i, e.Key, e.State, s, e.Class, e.Message)
+			}
 		}
+	}
+	if wrong > 1 {
+		w.t.Errorf("%d of %d events are not %v", wrong, len(ids), s)
 	}
 }
 
@@ -234,8 +254,9 @@ type eventLog struct {
 	storeErr int
 }
 
+func newEventLog() *eventLog { return &eventLog{outcomes: map[Outcome]int{}} }
+
 func (l *eventLog) hooks() Hooks {
-	l.outcomes = map[Outcome]int{}
 	locked := func(f func()) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -269,4 +290,25 @@ func (l *eventLog) get(p *int) int {
 // answer makes results.
 func answer(s sink.Status, c sink.Class) sink.Result {
 	return sink.Result{Status: s, Class: c, Err: errors.New("as scripted")}
+}
+
+// lineCounter counts what is logged.
+type lineCounter struct {
+	mu sync.Mutex
+	n  int
+}
+
+func (l *lineCounter) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.n++
+	return len(p), nil
+}
+
+func (l *lineCounter) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
+
+func (l *lineCounter) count() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.n
 }

@@ -34,6 +34,7 @@ type call struct {
 	seen    int    // results that were looked at
 	seenBad int64
 	sum     tally
+	loose   bool // slow, and the next one does not wait for it
 	gen     atomic.Uint32 // counts its uses
 }
 
@@ -104,7 +105,7 @@ func (w *worker) maySend() bool {
 // waitedFor reports whether the next call waits for this one: it has results
 // to come, and not only of records that were set aside.
 func (c *call) waitedFor() bool {
-	if c.seen == len(c.msgs) {
+	if c.loose || c.seen == len(c.msgs) {
 		return false
 	}
 	for j, i := range c.at {
@@ -381,6 +382,6 @@ func (w *worker) recycleCall(c *call) {
 	c.fate.Store(isOpen)
 	c.stale.Store(false)
 	c.bad.Store(0)
-	c.seen, c.seenBad, c.sum, c.ticket = 0, 0, tally{}, ticket{}
+	c.seen, c.seenBad, c.sum, c.ticket, c.loose = 0, 0, tally{}, ticket{}, false
 	w.spareCalls = append(w.spareCalls, c)
 }

@@ -22,11 +22,41 @@ func (w *worker) setAside() {
 	if w.cutting {
 		return
 	}
+	if !w.dest.inFlight {
+		w.loosen()
+	}
 	if len(w.fresh) > 0 {
 		w.setAsideOf(w.fresh[0])
 	}
 	if w.due != nil {
 		w.setAsideOf(w.due)
+	}
+}
+
+// loosen lets the next call begin beside one of which only a few messages are
+// slow, with other keys than theirs.
+func (w *worker) loosen() {
+	for _, c := range w.calls {
+		if c.loose || c.seen == len(c.msgs) {
+			continue
+		}
+		if at := c.began + w.dest.SlowAfter; w.relay.now() < at {
+			w.at(at)
+			continue
+		}
+		if !w.few(len(c.msgs)-c.seen, len(c.msgs), c.through) {
+			w.at(w.relay.now() + w.dest.SlowAfter/4)
+			continue
+		}
+		c.loose = true
+		for j, i := range c.at {
+			key := c.k.rec(int(i)).Key
+			if c.flags[j].Load() != flagSeen && key != "" && w.parked[key] == nil {
+				w.parked[key] = &park{}
+			}
+		}
+		w.recount()
+		w.turn++
 	}
 }
 
@@ -69,14 +99,7 @@ func (w *worker) overdue(c *call) bool {
 // fewAreSlow reports whether a claim may be settled without what is out: a
 // small part, of keys that nothing else of the claim is to be sent of.
 func (w *worker) fewAreSlow(k *work, through uint64) bool {
-	n, before := k.left-k.todo, 0
-	for _, o := range w.aside {
-		before += o.asides
-	}
-	if n > max(asideFew, len(k.state)/10) || n+before > asideMost {
-		return false
-	}
-	if n+before > asideDark && w.dest.brk.delivered.Load() == through {
+	if !w.few(k.left-k.todo, len(k.state), through) {
 		return false
 	}
 	if k.todo == 0 {
@@ -92,6 +115,16 @@ func (w *worker) fewAreSlow(k *work, through uint64) bool {
 		}
 	}
 	return true
+}
+
+// few reports whether n of so many messages are few enough to go on without.
+func (w *worker) few(n, of int, through uint64) bool {
+	total := n
+	for _, o := range w.aside {
+		total += o.asides
+	}
+	return n <= max(asideFew, of/10) && total <= asideMost &&
+		(total <= asideDark || w.dest.brk.delivered.Load() > through)
 }
 
 // putAside makes InHand of the first message of each key that is out, and lets

@@ -167,14 +167,17 @@ func (h *hold) later(seq int64, pos int) bool {
 // park says that a key's message has failed and may be sent again in hand: as
 // long as others of the key are in the sink's hands nothing of it is sent,
 // because what the sink stops would else be overtaken.
+//
+// It is also said of a key whose message is slow while other keys go on.
 type park struct {
-	seq int64 // the earliest that failed
-	pos int
-	out int
+	failed bool
+	seq    int64 // the earliest that failed
+	pos    int
+	out    int
 }
 
 func (p *park) later(seq int64, pos int) bool {
-	return seq > p.seq || seq == p.seq && pos > p.pos
+	return p.failed && (seq > p.seq || seq == p.seq && pos > p.pos)
 }
 
 // isHeld reports whether a record goes back.
@@ -214,9 +217,11 @@ func (w *worker) parkKey(k *work, i int) {
 	}
 	p := w.parked[key]
 	if p == nil {
-		w.parked[key] = &park{k.seq, i, 0}
-	} else if k.seq < p.seq || k.seq == p.seq && i < p.pos {
-		p.seq, p.pos = k.seq, i
+		p = &park{}
+		w.parked[key] = p
+	}
+	if !p.failed || k.seq < p.seq || k.seq == p.seq && i < p.pos {
+		p.failed, p.seq, p.pos = true, k.seq, i
 	}
 }
 
