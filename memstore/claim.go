@@ -316,17 +316,14 @@ func (b *builder) drain(k *key) []*cell {
 		switch {
 		case x.state == store.Waiting:
 			return 0
-		case x.again:
+		case !x.seq.IsZero():
 			return 1
 		default:
 			return 2
 		}
 	}
 	slices.SortStableFunc(out, func(x, y *cell) int {
-		if r := cmp.Compare(rank(x), rank(y)); r != 0 || rank(x) == 2 {
-			return r
-		}
-		return bySequence(x, y)
+		return cmp.Or(cmp.Compare(rank(x), rank(y)), bySequence(x, y))
 	})
 	return out
 }

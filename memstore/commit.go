@@ -72,14 +72,9 @@ func (c *claim) settle(outcomes []store.Outcome, now time.Time) {
 		}
 		x.claim = nil
 		delete(d.exceptions, x)
-		if o.State == store.Pending {
-			// Not sent: it stays what it was, bar its place, unless it may
-			// have been delivered at that place before.
+		if o.State == store.Pending { // not sent: nothing is known anew
 			x.state = store.Pending
 			x.hold(now)
-			if !x.again {
-				x.seq.Page, x.seq.Pos = 0, 0
-			}
 			continue
 		}
 		x.again, x.piece = false, 0

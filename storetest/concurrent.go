@@ -111,9 +111,9 @@ func (m *member) live(rnd *rand.Rand, done *atomic.Bool, mortal bool) {
 		left, err := m.turn(rnd, l)
 		if mortal && err == nil && rnd.IntN(30) == 0 {
 			p := m.params
-			p.Lease = left
+			p.Lease, m.lease = left, left
 			if c, err := m.s.Claim(m.b.ctx, p); err == nil && len(c.Records) > 0 {
-				_ = m.begin(c)
+				_ = m.commit(nil, c)
 			}
 			m.die()
 			return
@@ -133,21 +133,13 @@ func (m *member) live(rnd *rand.Rand, done *atomic.Bool, mortal bool) {
 	}
 }
 
-// begin starts a claim under its own lease.
-func (m *member) begin(c *store.Claim) error {
-	err := m.s.Commit(m.b.ctx, store.CommitParams{Lease: c.Lease, Start: []*store.Claim{c}})
-	if err == nil {
-		m.note(nil, []*store.Claim{c})
-	}
-	return err
-}
-
 // turn does one thing with a lease and returns what is left of it.
 func (m *member) turn(rnd *rand.Rand, l store.Lease) (store.Lease, error) {
 	if rnd.IntN(20) == 0 {
 		return m.s.Release(m.b.ctx, l, l.Lanes.First(rnd.IntN(l.Lanes.Len()+1)))
 	}
 	p := m.params
+	m.lease = l
 	p.Lease, p.Kind = l, store.Kind(rnd.IntN(2))
 	c, err := m.s.Claim(m.b.ctx, p)
 	if err != nil || len(c.Records) == 0 {
@@ -158,7 +150,7 @@ func (m *member) turn(rnd *rand.Rand, l store.Lease) (store.Lease, error) {
 		m.s.Forget(c)
 		return l, nil
 	}
-	if err := m.begin(c); err != nil {
+	if err := m.commit(nil, c); err != nil {
 		return l, err
 	}
 	if rnd.IntN(30) == 0 {
@@ -175,11 +167,7 @@ func (m *member) turn(rnd *rand.Rand, l store.Lease) (store.Lease, error) {
 			return published
 		}
 	})
-	err = m.s.Commit(m.b.ctx, store.CommitParams{Lease: l, Settle: []store.Settlement{settlement(c, outcomes...)}})
-	if err == nil {
-		m.b.ledger.Settled(c, outcomes)
-	}
-	return l, err
+	return l, m.commit([]store.Settlement{settlement(c, outcomes...)})
 }
 
 // pipeline is a relay with claims beside each other, Fresh and Due.

@@ -21,6 +21,8 @@ var deathTests = []test{
 	{"LateBehindPieces", testLateBehindPieces},
 	{"DueInHand", testDeathDue},
 	{"AloneThenReleased", testAloneReleased},
+	{"BehindHead", testDeathBehindHead},
+	{"HeadGivenBack", testHeadGivenBack},
 }
 
 // heir waits until it can take over from one that died.
@@ -398,5 +400,46 @@ func testAloneReleased(b *bench) {
 		}
 		m.finish(c)
 	}
+	m.idle()
+}
+
+// A head has failed under one claim when a death ends another with later
+// events of its key: what is between them was not sent, and goes first.
+func testDeathBehindHead(b *bench) {
+	m := b.mortalOwner()
+	e := events("a", "a", "a", "a", "b", "a")
+	b.put(e...)
+	m.params.MaxRecords = 2
+	one := m.hand()
+	m.params.MaxRecords = 100
+	m.hand()
+	m.settle(one, waiting(1, 0), pending)
+	m.die()
+	m = b.heir()
+	got := m.drain(6, nil)
+	wantIDs(b.t, "key a", ofKey(got, "a"), e[0], e[1], e[2], e[3], e[5])
+	m.idle()
+}
+
+// A head among what was in hand at the end of its owner waits, is given back
+// unsent, and still goes before the rest.
+func testHeadGivenBack(b *bench) {
+	m := b.owner()
+	e := events("a", "a", "a")
+	b.put(e...)
+	m.hand()
+	if _, err := m.s.Release(b.ctx, m.lease, 0); err != nil {
+		b.t.Fatal(err)
+	}
+	m.takeAll()
+	m.settle(m.hand(), waiting(1, 0), pending)
+	m.params.MaxRecords = 1
+	for range 2 {
+		c := m.nextDue()
+		wantIDs(b.t, "due", c.Records, e[0])
+		m.start(c)
+		m.settle(c, pending)
+	}
+	wantIDs(b.t, "key a", m.drain(3, nil), e...)
 	m.idle()
 }

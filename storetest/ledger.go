@@ -46,7 +46,8 @@ type entry struct {
 
 // position is where an event stands with a destination.
 type position struct {
-	holder    any // claim that has it in hand
+	holder    *store.Claim // that has it in hand
+	since     int          // when it was noted as such
 	delivered int
 	over      bool // delivered, given up or discarded
 	sequence  outrider.Sequence
@@ -143,7 +144,7 @@ func (l *Ledger) Started(c *store.Claim) {
 			if p.over {
 				l.fault("%s: event %s was handed out after it had been settled for good", c.Lease.Destination, r.ID)
 			}
-			p.holder = c
+			p.holder, p.since = c, l.tick()
 		}
 	}
 }
@@ -212,24 +213,41 @@ func (l *Ledger) Delivered(destination string, r outrider.Record) {
 	}
 }
 
-// Settled notes outcomes. Call it when they are committed.
-func (l *Ledger) Settled(c *store.Claim, outcomes []store.Outcome) {
+// Settlement is a settlement that is on its way.
+type Settlement struct {
+	ledger   *Ledger
+	claim    *store.Claim
+	outcomes []store.Outcome
+	begun    int
+}
+
+// Settle notes that outcomes are about to be committed.
+func (l *Ledger) Settle(c *store.Claim, outcomes []store.Outcome) *Settlement {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for i, r := range c.Records {
-		o := outcomes[i]
+	return &Settlement{l, c, outcomes, l.tick()}
+}
+
+// Done notes that they were.
+func (s *Settlement) Done() {
+	l := s.ledger
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i, r := range s.claim.Records {
+		o := s.outcomes[i]
 		if o.State == store.Unchanged || o.State == store.InHand {
 			continue
 		}
-		_, p := l.at(c.Lease.Destination, r.ID)
-		if p == nil {
+		_, p := l.at(s.claim.Lease.Destination, r.ID)
+		switch {
+		case p == nil:
 			continue
+		case p.holder != s.claim && p.since < s.begun:
+			l.fault("%s: event %s was settled under a claim that does not hold it", s.claim.Lease.Destination, r.ID)
+		case p.holder == s.claim:
+			p.holder, p.since = nil, l.tick()
 		}
-		if p.holder != c {
-			l.fault("%s: event %s was settled under a claim that does not hold it", c.Lease.Destination, r.ID)
-		}
-		p.holder = nil
-		p.over = o.State == store.Published || o.State == store.Failed && o.Free
+		p.over = p.over || o.State == store.Published || o.State == store.Failed && o.Free
 	}
 }
 

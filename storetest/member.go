@@ -182,19 +182,28 @@ func (m *member) due() *store.Claim   { m.t.Helper(); return m.claim(store.Due) 
 // commit writes and notes it in the ledger.
 func (m *member) commit(settle []store.Settlement, start ...*store.Claim) error {
 	m.t.Helper()
+	done := m.note(settle, start)
 	err := m.s.Commit(m.b.ctx, store.CommitParams{Lease: m.lease, Settle: settle, Start: start})
 	if err == nil {
-		m.note(settle, start)
+		done()
 	}
 	return err
 }
 
-func (m *member) note(settle []store.Settlement, start []*store.Claim) {
+// note notes a commit in the ledger: now that it is on its way, and when it
+// has taken effect.
+func (m *member) note(settle []store.Settlement, start []*store.Claim) (done func()) {
+	var settling []*Settlement
 	for _, s := range settle {
-		m.b.ledger.Settled(s.Claim, s.Outcomes)
+		settling = append(settling, m.b.ledger.Settle(s.Claim, s.Outcomes))
 	}
-	for _, c := range start {
-		m.b.ledger.Started(c)
+	return func() {
+		for _, s := range settling {
+			s.Done()
+		}
+		for _, c := range start {
+			m.b.ledger.Started(c)
+		}
 	}
 }
 

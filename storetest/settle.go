@@ -485,6 +485,7 @@ func testLostAnswer(b *bench) {
 		b.t.Helper()
 		b.LoseAnswer(b.t, m.s)
 		p := store.CommitParams{Lease: m.lease, Settle: settle, Start: start}
+		done := m.note(settle, start)
 		if err := m.s.Commit(b.ctx, p); err == nil {
 			b.t.Fatal("no answer was lost")
 		}
@@ -493,7 +494,7 @@ func testLostAnswer(b *bench) {
 				b.t.Fatalf("repeated commit: %v", err)
 			}
 		}
-		m.note(settle, start)
+		done()
 	}
 	c := m.fresh()
 	lost(nil, c)
