@@ -312,3 +312,47 @@ func (l *lineCounter) count() int {
 	defer l.mu.Unlock()
 	return l.n
 }
+
+func newMemStore() *memstore.Store { return memstore.New(memstore.Config{}) }
+
+// opCounter counts the operations of the store that are open.
+type opCounter struct {
+	mu   sync.Mutex
+	open map[string]int
+	all  map[memstore.Op]int
+}
+
+func (o *opCounter) hooks() (before, after memstore.Fault) {
+	o.all = map[memstore.Op]int{}
+	count := func(n int) memstore.Fault {
+		return func(_ context.Context, op memstore.Op) error {
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			o.open[string(op)] += n
+			if n > 0 {
+				o.all[op]++
+			}
+			return nil
+		}
+	}
+	return count(1), count(-1)
+}
+
+// now lists what is open.
+func (o *opCounter) now() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	var out []string
+	for op, n := range o.open {
+		if n != 0 {
+			out = append(out, fmt.Sprintf("%s %d", op, n))
+		}
+	}
+	return strings.Join(out, ", ")
+}
+
+func (o *opCounter) of(op memstore.Op) int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.all[op]
+}

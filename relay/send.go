@@ -34,7 +34,7 @@ type call struct {
 	seen    int    // results that were looked at
 	seenBad int64
 	sum     tally
-	loose   bool // slow, and the next one does not wait for it
+	loose   bool          // slow, and the next one does not wait for it
 	gen     atomic.Uint32 // counts its uses
 }
 
