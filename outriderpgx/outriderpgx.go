@@ -38,11 +38,9 @@ func (a adapter) ExecContext(ctx context.Context, query string, args ...any) (sq
 func (a adapter) InTx(ctx context.Context, fn func(outrider.Execer) error) error {
 	var conn *pgx.Conn
 	switch c := a.conn.(type) {
-	case pgx.Tx:
-		return fn(a)
 	case *pgx.Conn:
 		conn = c
-	case interface{ Conn() *pgx.Conn }: // *pgxpool.Conn
+	case interface{ Conn() *pgx.Conn }: // pgx.Tx, *pgxpool.Conn
 		conn = c.Conn()
 	}
 	if conn != nil && conn.PgConn().TxStatus() != 'I' {

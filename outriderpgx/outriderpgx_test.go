@@ -129,6 +129,17 @@ func TestAllOrNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// An error fails the transaction, as it does with one statement: there is no
+	// savepoint around the call.
+	if err := o.Add(ctx, outriderpgx.Tx(tx), bad...); err == nil || tx.Conn().PgConn().TxStatus() != 'E' {
+		t.Errorf("pgx.Tx: %v, status %c", err, tx.Conn().PgConn().TxStatus())
+	}
+	if err := tx.Rollback(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if tx, err = pool.Begin(ctx); err != nil {
+		t.Fatal(err)
+	}
 	if err := o.Add(ctx, outriderpgx.Tx(tx), good...); err != nil || count() != 0 {
 		t.Errorf("pgx.Tx: %v, %d rows are committed", err, count())
 	}
