@@ -41,6 +41,7 @@ type client struct {
 	// failing are partitions whose buffered records have been or are about
 	// to be failed by the library while the callbacks are still to come.
 	failing   atomic.Int32 // len(failingIn)
+	settling  atomic.Bool  // a hand-over waits for those callbacks
 	failingMu sync.Mutex
 	failingIn map[place]bool
 }

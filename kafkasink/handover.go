@@ -227,6 +227,8 @@ func (s *Sink) checkMarks(sl *slot) (isHeld, alone bool) {
 // partition has had its callback: all of them have been failed, and the
 // callbacks are on their way.
 func (s *Sink) settleFailing(cl *client) {
+	cl.settling.Store(true)
+	defer cl.settling.Store(false)
 	limit := time.Now().Add(s.cfg.DeliveryTimeout)
 	for _, p := range cl.failingPlaces() {
 		for s.holds(cl, p) {
@@ -291,6 +293,9 @@ func (s *Sink) sendAlone(c *call, sl *slot, solo *client) *client {
 	select {
 	case <-done:
 		s.notAlone(sl.message().ID)
+		for _, p := range solo.failingPlaces() {
+			solo.setFailing(p, false) // it held nothing else
+		}
 		return solo
 	case <-c.ctx.Done():
 	case <-timer.C:

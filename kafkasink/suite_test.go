@@ -35,7 +35,7 @@ func fake(t *testing.T) (*kfake.Cluster, []string) {
 }
 
 // plainClient is one beside the sink, for making topics and reading them.
-func plainClient(t *testing.T, brokers []string, opts ...kgo.Opt) *kgo.Client {
+func plainClient(t testing.TB, brokers []string, opts ...kgo.Opt) *kgo.Client {
 	cl, err := kgo.NewClient(append(opts, kgo.SeedBrokers(brokers...), kgo.DisableClientMetrics())...)
 	if err != nil {
 		t.Fatal(err)
@@ -44,7 +44,7 @@ func plainClient(t *testing.T, brokers []string, opts ...kgo.Opt) *kgo.Client {
 }
 
 // newTopic makes a topic of the test's own.
-func newTopic(t *testing.T, brokers []string, partitions int32, configs map[string]string) string {
+func newTopic(t testing.TB, brokers []string, partitions int32, configs map[string]string) string {
 	t.Helper()
 	cl := plainClient(t, brokers)
 	defer cl.Close()

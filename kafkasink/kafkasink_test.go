@@ -1,0 +1,514 @@
+package kafkasink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/outrider-dev/outrider"
+	"github.com/outrider-dev/outrider/internal/testdb"
+	"github.com/outrider-dev/outrider/route"
+	"github.com/outrider-dev/outrider/sink"
+	"github.com/outrider-dev/outrider/sinktest"
+)
+
+func message(to, id, key string) sink.Message {
+	return sink.Message{To: to, Record: &outrider.Record{Event: outrider.Event{
+		ID: id, Key: key, Type: "OrderPlaced", AggregateType: "order", AggregateID: "42",
+		ContentType: "application/json", Payload: []byte("{}"),
+	}, CreatedAt: time.Now()}}
+}
+
+// call is a Publish in the background.
+type backgroundCall struct {
+	mu       sync.Mutex
+	results  []sink.Result
+	accepted chan struct{}
+	done     chan struct{}
+}
+
+func start(s sink.Sink, onReport func(int), ms ...sink.Message) *backgroundCall {
+	c := &backgroundCall{results: make([]sink.Result, len(ms)), accepted: make(chan struct{}), done: make(chan struct{})}
+	go func() {
+		defer close(c.done)
+		s.Publish(context.Background(), sink.Batch{
+			Messages: ms,
+			Accepted: func() { close(c.accepted) },
+			Report: func(i int, r sink.Result) {
+				c.mu.Lock()
+				c.results[i] = r
+				c.mu.Unlock()
+				if onReport != nil {
+					onReport(i)
+				}
+			},
+		})
+	}()
+	return c
+}
+
+func publish(s sink.Sink, ms ...sink.Message) []sink.Result {
+	c := start(s, nil, ms...)
+	<-c.done
+	return c.results
+}
+
+// settle sends what is not settled until everything is, and gives the last
+// result of each.
+func settle(t *testing.T, s sink.Sink, ms ...sink.Message) map[string]sink.Result {
+	t.Helper()
+	last := map[string]sink.Result{}
+	for limit := time.Now().Add(sinktest.Patience); len(ms) > 0; {
+		if time.Now().After(limit) {
+			t.Fatalf("%d messages are not settled: %v", len(ms), last[ms[0].ID])
+		}
+		var again []sink.Message
+		for i, r := range publish(s, ms...) {
+			last[ms[i].ID] = r
+			if r.Status != sink.Delivered && r.Status != sink.Reject {
+				again = append(again, ms[i])
+			}
+		}
+		ms = again
+	}
+	return last
+}
+
+func want(t *testing.T, what string, r sink.Result, status sink.Status, class sink.Class) {
+	t.Helper()
+	if r.Status != status || r.Class != class {
+		t.Errorf("%s: got %v %q (%v), want %v %q", what, r.Status, r.Class, r.Err, status, class)
+	}
+}
+
+func wantDelivered(t *testing.T, rs []sink.Result) {
+	t.Helper()
+	for i, r := range rs {
+		if r.Status != sink.Delivered {
+			t.Fatalf("message %d: %v %q: %v", i, r.Status, r.Class, r.Err)
+		}
+	}
+}
+
+func closeLater(t *testing.T, s *Sink) *Sink {
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), sinktest.Patience)
+		defer cancel()
+		if err := s.Close(ctx); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+	})
+	return s
+}
+
+// until waits for a condition.
+func until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for limit := time.Now().Add(sinktest.Patience); !ok(); {
+		if time.Now().After(limit) {
+			t.Fatalf("waited for %s for %v", what, sinktest.Patience)
+		}
+		<-time.After(time.Millisecond)
+	}
+}
+
+func TestRecord(t *testing.T) {
+	_, brokers := fake(t)
+	topic := newTopic(t, brokers, 1, nil)
+	s := closeLater(t, open(t, Config{Brokers: brokers}))
+	m := message(topic, "1", "k")
+	m.Payload, m.CreatedAt = nil, time.Date(2026, 1, 2, 3, 4, 5, 678901234, time.FixedZone("", 3600))
+	free := message(topic, "2", "")
+	rs := publish(s, m, free)
+	for i, want := range []string{topic + "/0@0", topic + "/0@1"} {
+		if rs[i].Receipt != want {
+			t.Errorf("receipt %q, want %q", rs[i].Receipt, want)
+		}
+	}
+	got := read(t, brokers, topic, 2)
+	if got[0].Value == nil {
+		t.Error("an empty payload became a null value, a tombstone")
+	}
+	if at := m.CreatedAt.Truncate(time.Millisecond); !got[0].Timestamp.Equal(at) {
+		t.Errorf("timestamp %v, want %v", got[0].Timestamp, at)
+	}
+	if got[1].Key != nil {
+		t.Errorf("an unordered event has the key %q, want none", got[1].Key)
+	}
+}
+
+func TestCompression(t *testing.T) {
+	_, brokers := fake(t)
+	for codec := range codecs {
+		topic := newTopic(t, brokers, 1, nil)
+		s := closeLater(t, open(t, Config{Brokers: brokers, Compression: codec, Linger: time.Millisecond}))
+		wantDelivered(t, publish(s, message(topic, "1", "k"), message(topic, "2", "k")))
+		if n := len(read(t, brokers, topic, 2)); n != 2 {
+			t.Errorf("%s: %d arrived", codec, n)
+		}
+	}
+}
+
+// bothClusters runs a test on a fake and on a real cluster.
+func bothClusters(t *testing.T, test func(t *testing.T, brokers []string)) {
+	t.Run("fake", func(t *testing.T) {
+		_, brokers := fake(t)
+		test(t, brokers)
+	})
+	t.Run("real", func(t *testing.T) { test(t, []string{testdb.Kafka(t)}) })
+}
+
+// The largest record that fits is delivered, as the broker sees it too, and one
+// byte more is not sent.
+func TestOversizeByTheByte(t *testing.T) {
+	bothClusters(t, func(t *testing.T, brokers []string) {
+		for limit, configs := range map[int]map[string]string{
+			20000:   {"max.message.bytes": "20000"},
+			1 << 20: {"max.message.bytes": "3000000", "segment.bytes": "1048576"},
+		} {
+			topic := newTopic(t, brokers, 1, configs)
+			s := closeLater(t, open(t, Config{Brokers: brokers}))
+			sized := func(key string, n int) sink.Message {
+				m := message(topic, "1", key)
+				m.Payload = make([]byte, n)
+				return m
+			}
+			fits := limit - 400
+			for measure(sized("k", fits+1)) <= limit {
+				fits++
+			}
+			rs := publish(s, sized("k", fits), sized("l", fits+1))
+			want(t, fmt.Sprint(limit, " at the limit"), rs[0], sink.Delivered, sink.ClassNone)
+			want(t, fmt.Sprint(limit, " over the limit"), rs[1], sink.Reject, sink.ClassOversize)
+		}
+	})
+}
+
+func measure(m sink.Message) int {
+	c := &call{b: sink.Batch{Messages: []sink.Message{m}}, buffers: &buffers{bytes: []byte{}}}
+	c.take(c, 1)
+	c.layOut()
+	return c.slots[0].size()
+}
+
+// A limit that is lowered while batches of the old size are on their way makes
+// nothing fail but what is too large by itself.
+func TestLimitIsLowered(t *testing.T) {
+	_, brokers := fake(t)
+	topic := newTopic(t, brokers, 1, nil)
+	s := closeLater(t, open(t, Config{Brokers: brokers}))
+	wantDelivered(t, publish(s, message(topic, "first", "k")))
+	setLimit(t, brokers, topic, 5000)
+	var ms []sink.Message
+	for i := range 60 {
+		m := message(topic, fmt.Sprint(i), fmt.Sprint("k", i%10))
+		m.Payload = make([]byte, 1000)
+		if i == 30 {
+			m.Payload = make([]byte, 6000)
+		}
+		ms = append(ms, m)
+	}
+	last := settle(t, s, ms...)
+	for i := range ms {
+		if i == 30 {
+			want(t, "too large now", last["30"], sink.Reject, sink.ClassOversize)
+		} else if r := last[ms[i].ID]; r.Status != sink.Delivered {
+			t.Errorf("message %d: %v %q %v", i, r.Status, r.Class, r.Err)
+		}
+	}
+	if n := len(read(t, brokers, topic, 60)); n != 60 {
+		t.Errorf("%d records, want 60", n)
+	}
+}
+
+func setLimit(t *testing.T, brokers []string, topic string, n int) {
+	t.Helper()
+	cl := plainClient(t, brokers)
+	defer cl.Close()
+	rs, err := kadm.NewClient(cl).AlterTopicConfigs(t.Context(),
+		[]kadm.AlterConfig{{Op: kadm.SetConfig, Name: "max.message.bytes", Value: kadm.StringPtr(fmt.Sprint(n))}}, topic)
+	if err != nil || rs[0].Err != nil {
+		t.Fatal(err, rs)
+	}
+}
+
+// A limit that was raised is in force after TopicRefresh.
+func TestLimitIsRaised(t *testing.T) {
+	_, brokers := fake(t)
+	topic := newTopic(t, brokers, 1, map[string]string{"max.message.bytes": "5000"})
+	s := closeLater(t, open(t, Config{Brokers: brokers, TopicRefresh: time.Millisecond}))
+	m := message(topic, "1", "k")
+	m.Payload = make([]byte, 6000)
+	want(t, "over the limit", publish(s, m)[0], sink.Reject, sink.ClassOversize)
+	setLimit(t, brokers, topic, 10000)
+	until(t, "the new limit", func() bool { return publish(s, m)[0].Status == sink.Delivered })
+}
+
+// Where topic configurations may not be read, Kafka's default limit stands in.
+func TestConfigurationMayNotBeRead(t *testing.T) {
+	cluster, brokers := fake(t)
+	topic := newTopic(t, brokers, 1, nil)
+	cluster.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.DescribeConfigs}, Err: kerr.TopicAuthorizationFailed, Count: -1})
+	s := closeLater(t, open(t, Config{Brokers: brokers}))
+	m := message(topic, "1", "k")
+	m.Payload = make([]byte, unreadLimit)
+	rs := publish(s, m, message(topic, "2", "other"))
+	want(t, "over the assumed limit", rs[0], sink.Reject, sink.ClassOversize)
+	want(t, "a small one", rs[1], sink.Delivered, sink.ClassNone)
+}
+
+// A missing topic is answered at once, is not made, does not hold up another,
+// and is found once somebody has made it.
+func TestMissingTopic(t *testing.T) {
+	cluster, brokers := fake(t)
+	topic := newTopic(t, brokers, 1, nil)
+	s := closeLater(t, open(t, Config{Brokers: brokers, DeliveryTimeout: time.Hour}))
+	rs := publish(s, message("later", "1", "a"), message(topic, "2", "b"), message("later", "3", "a"))
+	want(t, "to a missing topic", rs[0], sink.Reject, sink.ClassNoTarget)
+	want(t, "to another topic", rs[1], sink.Delivered, sink.ClassNone)
+	want(t, "behind the rejected", rs[2], sink.NotSent, sink.ClassHeld)
+	if outrider.Hint(rs[0].Err) == "" || !strings.Contains(rs[0].Err.Error(), "later") {
+		t.Errorf("error without the topic or a hint: %v", rs[0].Err)
+	}
+	if err := cluster.CreateTopic("later", 1, nil); err != nil { // fails if it is there
+		t.Fatal(err)
+	}
+	until(t, "the new topic", func() bool { return publish(s, message("later", "4", "a"))[0].Status == sink.Delivered })
+}
+
+// A topic that is deleted under way is answered at once too, and one that is
+// made again under the same name is another topic.
+func TestTopicIsDeletedAndMadeAgain(t *testing.T) {
+	cluster, brokers := fake(t)
+	topic, other := newTopic(t, brokers, 1, nil), newTopic(t, brokers, 1, nil)
+	s := closeLater(t, open(t, Config{Brokers: brokers}))
+	wantDelivered(t, publish(s, message(topic, "1", "a"), message(other, "2", "b")))
+	if err := cluster.DeleteTopic(topic); err != nil {
+		t.Fatal(err)
+	}
+	last := settle(t, s, message(topic, "3", "a"), message(other, "4", "b"))
+	want(t, "to the deleted topic", last["3"], sink.Reject, sink.ClassNoTarget)
+	want(t, "to the other", last["4"], sink.Delivered, sink.ClassNone)
+	if err := cluster.CreateTopic(topic, 1, nil); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the new topic", func() bool { return publish(s, message(topic, "5", "a"))[0].Status == sink.Delivered })
+}
+
+func TestTopicNames(t *testing.T) {
+	_, brokers := fake(t)
+	s := closeLater(t, open(t, Config{Brokers: brokers}))
+	for _, name := range []string{"", ".", "..", "a b", "ä", "a/b", strings.Repeat("x", 250)} {
+		want(t, name, publish(s, message(name, "1", "k"))[0], sink.Reject, sink.ClassNoTarget)
+	}
+}
+
+func TestTopicsByRules(t *testing.T) {
+	_, brokers := fake(t)
+	topic := newTopic(t, brokers, 1, nil)
+	s := closeLater(t, open(t, Config{Brokers: brokers, Topics: rules(t, "type:Order*", topic)}))
+	refund := message("", "2", "k2")
+	refund.Type = "Refund"
+	rs := publish(s, message("", "1", "k"), refund)
+	want(t, "with a rule", rs[0], sink.Delivered, sink.ClassNone)
+	want(t, "without a rule", rs[1], sink.Reject, sink.ClassNoTarget)
+	if !errors.Is(rs[1].Err, route.ErrNoRule) {
+		t.Errorf("got %v, want ErrNoRule", rs[1].Err)
+	}
+}
+
+func rules(t *testing.T, pairs ...string) (rs route.Rules) {
+	t.Helper()
+	for i := 0; i < len(pairs); i += 2 {
+		r, err := route.ParseRule(pairs[i], pairs[i+1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		rs = append(rs, r)
+	}
+	return rs
+}
+
+// The library fails all records of a partition and calls back later. What is
+// handed over in between must not get into the log: an earlier one of its key
+// may be among the failed. Here the callbacks are held up, so that in between
+// is long.
+func TestFailureIsNoticedAtOnce(t *testing.T) {
+	cluster, brokers := fake(t)
+	topic, other := newTopic(t, brokers, 1, nil), newTopic(t, brokers, 1, nil)
+	refused := cluster.Fault(kfake.Fault{
+		Keys: []kmsg.Key{kmsg.Produce}, Err: kerr.InvalidRecord, Count: -1,
+		When: func(r kmsg.Request) bool { return holdsPoison(r.(*kmsg.ProduceRequest)) },
+	})
+	s := closeLater(t, open(t, Config{Brokers: brokers}))
+	wantDelivered(t, publish(s, message(topic, "first", "a"), message(other, "first", "x")))
+	cl := s.client
+
+	inReport, release := make(chan struct{}), make(chan struct{})
+	slow := start(s, func(int) { close(inReport); <-release }, message(other, "slow", "x"))
+	<-inReport // all callbacks wait now
+	poisoned := message(topic, "poison", "a")
+	poisoned.Payload = []byte("poison")
+	answers := cl.answers.Load()
+	first := start(s, nil, poisoned)
+	<-first.accepted
+	until(t, "the refusal", func() bool { return refused.Hits() > 0 && cl.answers.Load() > answers })
+	if cl.failing.Load() == 0 {
+		// The client's line is written a moment after its hook.
+		until(t, "the client to notice", func() bool { return cl.failing.Load() > 0 })
+	}
+	second := start(s, nil, message(topic, "behind", "a"))
+	until(t, "the next call to wait or to be accepted", func() bool {
+		select {
+		case <-second.accepted:
+			return true
+		default:
+			return cl.settling.Load()
+		}
+	})
+	close(release)
+	<-slow.done
+	<-first.done
+	<-second.done
+	want(t, "the refused one", first.results[0], sink.NotSent, sink.ClassHeld)
+	want(t, "the one behind it", second.results[0], sink.NotSent, sink.ClassHeld)
+	last := settle(t, s, poisoned, message(topic, "behind", "a"))
+	want(t, "the refused one alone", last["poison"], sink.Reject, sink.ClassInvalid)
+	if n := len(read(t, brokers, topic, 2)); n != 2 {
+		t.Errorf("%d records are in the topic, want the first and the last", n)
+	}
+}
+
+// A record that slips into a failing partition does not leave the client.
+func TestFence(t *testing.T) {
+	_, brokers := fake(t)
+	topic := newTopic(t, brokers, 1, nil)
+	s := closeLater(t, open(t, Config{Brokers: brokers}))
+	wantDelivered(t, publish(s, message(topic, "1", "a")))
+	cl := s.client
+	cl.setFailing(place{topic, 0}, true)
+	failed := make(chan error, 1)
+	cl.kc.Produce(context.Background(), &kgo.Record{Topic: topic, Value: []byte("slipped in")},
+		func(_ *kgo.Record, err error) { failed <- err })
+	if !cl.fenced.Load() {
+		t.Error("the client is not fenced")
+	}
+	wantDelivered(t, publish(s, message(topic, "2", "a"))) // by a new client
+	if err := <-failed; !isClosed(err) {
+		t.Errorf("the record ended with %v", err)
+	}
+	if n := len(read(t, brokers, topic, 2)); n != 2 {
+		t.Errorf("%d records are in the topic, want 2", n)
+	}
+}
+
+// A partition whose leader is silent holds up its own keys and no others; what
+// is reported Unknown is not sent a second time while it may yet arrive.
+func TestSilentLeader(t *testing.T) {
+	cluster, brokers := fake(t)
+	topic := newTopic(t, brokers, 2, nil)
+	for p := range int32(2) {
+		if err := cluster.MoveTopicPartition(topic, p, p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	networks := [2]*sinktest.Network{sinktest.NewNetwork(), sinktest.NewNetwork()}
+	s := closeLater(t, open(t, Config{Brokers: brokers, DeliveryTimeout: 500 * time.Millisecond,
+		dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+			if address == brokers[0] {
+				return networks[0].Dial(ctx, network, address)
+			}
+			return networks[1].Dial(ctx, network, address)
+		}}))
+	var keys [2]string // one for each partition
+	tp := partitioners["java"]().ForTopic(topic)
+	for i := 0; keys[0] == "" || keys[1] == ""; i++ {
+		k := fmt.Sprint("k", i)
+		keys[tp.Partition(&kgo.Record{Key: []byte(k)}, 2)] = k
+	}
+	wantDelivered(t, publish(s, message(topic, "1", keys[0]), message(topic, "2", keys[1])))
+	release := networks[0].Stall(t)
+	rs := publish(s, message(topic, "3", keys[0]), message(topic, "4", keys[1]), message(topic, "5", keys[0]))
+	want(t, "to the silent leader", rs[0], sink.Unknown, sink.ClassTimeout)
+	want(t, "to the other", rs[1], sink.Delivered, sink.ClassNone)
+	want(t, "behind the unknown", rs[2], sink.Unknown, sink.ClassTimeout) // it may have left too
+	rs = publish(s, message(topic, "3", keys[0]), message(topic, "6", keys[1]))
+	want(t, "again", rs[0], sink.NotSent, sink.ClassHeld)
+	want(t, "to the other", rs[1], sink.Delivered, sink.ClassNone)
+	release()
+	until(t, "the silent leader", func() bool { return publish(s, message(topic, "3", keys[0]))[0].Status == sink.Delivered })
+	// 1 to 6, and 3 a second time.
+	if n := len(read(t, brokers, topic, 7)); n != 7 {
+		t.Errorf("%d records are in the topic, want 7", n)
+	}
+}
+
+// A producer that the cluster will not take any more is made anew.
+func TestBrokenProducerIsReplaced(t *testing.T) {
+	for _, c := range []struct {
+		key    kmsg.Key
+		err    *kerr.Error
+		status sink.Status
+		class  sink.Class
+	}{
+		{kmsg.InitProducerID, kerr.ClusterAuthorizationFailed, sink.NotSent, sink.ClassAuth},
+		{kmsg.Produce, kerr.OutOfOrderSequenceNumber, sink.Delivered, sink.ClassNone},
+		{kmsg.Produce, kerr.UnknownProducerID, sink.Delivered, sink.ClassNone},
+		{kmsg.Produce, kerr.InvalidProducerEpoch, sink.Delivered, sink.ClassNone},
+		{kmsg.Produce, kerr.ClusterAuthorizationFailed, sink.NotSent, sink.ClassAuth},
+		{kmsg.Produce, kerr.TopicAuthorizationFailed, sink.Retry, sink.ClassAuth},
+		{kmsg.Produce, kerr.NotLeaderForPartition, sink.Delivered, sink.ClassNone},
+		{kmsg.Produce, kerr.NotEnoughReplicas, sink.Delivered, sink.ClassNone},
+	} {
+		cluster, brokers := fake(t)
+		topic := newTopic(t, brokers, 1, nil)
+		s := closeLater(t, open(t, Config{Brokers: brokers}))
+		cluster.Fault(kfake.Fault{Keys: []kmsg.Key{c.key}, Err: c.err, Count: 1})
+		what := fmt.Sprintf("%v to %v", c.err.Message, kmsg.NameForKey(int16(c.key)))
+		want(t, what, publish(s, message(topic, "1", "a"))[0], c.status, c.class)
+		want(t, what+", after it", publish(s, message(topic, "2", "a"))[0], sink.Delivered, sink.ClassNone)
+	}
+}
+
+// A definite no means nothing once an answer was lost: the first attempt may
+// have got through.
+func TestNoAfterLostAnswerIsUnknown(t *testing.T) {
+	v := judge(kerr.TopicAuthorizationFailed)
+	want(t, "nothing lost", v.result(kerr.TopicAuthorizationFailed, false), sink.Retry, sink.ClassAuth)
+	want(t, "an answer lost", v.result(kerr.TopicAuthorizationFailed, true), sink.Unknown, sink.ClassAuth)
+
+	cluster, brokers := fake(t)
+	topic := newTopic(t, brokers, 1, nil)
+	network := sinktest.NewNetwork()
+	s := closeLater(t, open(t, Config{Brokers: brokers, dial: network.Dial}))
+	wantDelivered(t, publish(s, message(topic, "1", "a")))
+	release := network.Stall(t)
+	c := start(s, nil, message(topic, "2", "a"))
+	until(t, "its arrival", func() bool { return cluster.PartitionInfo(topic, 0).HighWatermark == 2 })
+	cluster.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Err: kerr.TopicAuthorizationFailed, Count: 1})
+	mend := network.Break(t)
+	release()
+	mend()
+	<-c.done
+	want(t, "refused on the second attempt", c.results[0], sink.Unknown, sink.ClassAuth)
+}
+
+func TestNoBroker(t *testing.T) {
+	s := closeLater(t, open(t, Config{Brokers: []string{"127.0.0.1:1"}, DeliveryTimeout: 300 * time.Millisecond}))
+	r := publish(s, message("t", "1", "a"))[0]
+	want(t, "no broker", r, sink.NotSent, sink.ClassUnreachable)
+	if outrider.Hint(r.Err) != hintUnreachable {
+		t.Errorf("hint %q", outrider.Hint(r.Err))
+	}
+}
