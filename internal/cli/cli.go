@@ -154,7 +154,9 @@ func (a *app) fail(err error, code int) int {
 			hint = "docs/CONFIG.md tells each key with its default"
 		}
 	default:
-		fmt.Fprintf(a.err, "error: %s\n", a.redact(strings.TrimSpace(err.Error())))
+		// Drivers spread an error over lines.
+		text := strings.Join(strings.Fields(err.Error()), " ")
+		fmt.Fprintf(a.err, "error: %s\n", a.redact(text))
 	}
 	if hint != "" {
 		fmt.Fprintf(a.err, "hint: %s\n", a.redact(hint))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"syscall"
@@ -16,6 +17,9 @@ import (
 
 type runCmd struct {
 	File string `name:"config" short:"c" env:"OUTRIDER_CONFIG" required:"" placeholder:"FILE" help:"The configuration file; docs/CONFIG.md tells its keys."`
+
+	// For whoever starts it as a child, so that it does not stay behind.
+	UntilEOF bool `name:"until-eof" hidden:"" help:"Stop at the end of standard input."`
 }
 
 func (c *runCmd) Help() string {
@@ -29,6 +33,15 @@ func (c *runCmd) Run(a *app) error {
 		return err
 	}
 	a.redact = cfg.Redact
+	if c.UntilEOF {
+		ctx, stop := context.WithCancel(a.ctx)
+		defer stop()
+		a.ctx = ctx
+		go func() {
+			_, _ = io.Copy(io.Discard, a.in) // the end is all that counts
+			stop()
+		}()
+	}
 	return a.relay(cfg, false, "outrider status -c "+quote(c.File))
 }
 

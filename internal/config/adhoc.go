@@ -35,10 +35,9 @@ func Adhoc(db, to string) (*Config, error) {
 		return nil, err
 	}
 	c.Sources = []Source{s}
-	for _, secret := range dsnSecrets(db) {
-		if secret != db || strings.Contains(db, "@") || strings.Contains(db, "=") {
-			c.secrets = append(c.secrets, NewSecret(secret))
-		}
+	// The DSN itself may be shown without its password.
+	for _, secret := range dsnSecrets(db)[1:] {
+		c.secrets = append(c.secrets, NewSecret(secret))
 	}
 	if to == "" {
 		return &c, nil

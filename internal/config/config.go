@@ -168,6 +168,15 @@ type SQLite struct {
 
 	// How long a statement waits for another writer.
 	BusyTimeout time.Duration `yaml:"busy_timeout" default:"10s" min:"1ms" max:"10m"`
+
+	// Connections that read.
+	MaxReaders int `yaml:"max_readers" default:"4" min:"1" max:"1000"`
+
+	// How often the file is looked at for news while events are coming.
+	BusyPoll time.Duration `yaml:"busy_poll" default:"2ms" min:"100us" max:"1m"`
+
+	// How far that backs off when none come.
+	IdlePoll time.Duration `yaml:"idle_poll" default:"25ms" min:"1ms" max:"10m"`
 }
 
 // Destination is one place where events go. Exactly one of kafka, nats and log

@@ -88,7 +88,7 @@ func parseSize(s string) (Size, error) {
 
 var passwordPair = regexp.MustCompile(`(?i)\bpassword\s*=\s*('(?:[^'\\]|\\.)*'|[^\s'&]+)`)
 
-// dsnSecrets are the parts of a DSN that must not be shown.
+// dsnSecrets are what of a DSN must not be shown: itself, then its parts.
 func dsnSecrets(dsn string) []string {
 	out := []string{dsn}
 	if u, err := url.Parse(dsn); err == nil && u.User != nil {

@@ -21,6 +21,7 @@ import (
 	"github.com/outrider-dev/outrider/natssink"
 	"github.com/outrider-dev/outrider/pgstore"
 	"github.com/outrider-dev/outrider/sink"
+	"github.com/outrider-dev/outrider/sqlitestore"
 	"github.com/outrider-dev/outrider/store"
 )
 
@@ -51,6 +52,17 @@ func openPostgres(ctx context.Context, c config.Postgres, log *slog.Logger) (sto
 	st, err := pgstore.Open(ctx, pgstore.Config{
 		DSN: c.DSN.Reveal(), MaxConns: c.MaxConns, BusyPoll: c.BusyPoll, IdlePoll: c.IdlePoll,
 		Doorbell: c.Doorbell, PartitionSize: int64(c.PartitionSize), Logger: log,
+	})
+	if err != nil {
+		return nil, err // not st, whose nil would be none
+	}
+	return st, nil
+}
+
+func openSQLite(ctx context.Context, c config.SQLite, log *slog.Logger) (store.Store, error) {
+	st, err := sqlitestore.OpenStream(ctx, sqlitestore.Config{
+		Path: string(c.Path), MaxReaders: c.MaxReaders, BusyTimeout: c.BusyTimeout,
+		BusyPoll: c.BusyPoll, IdlePoll: c.IdlePoll, Logger: log,
 	})
 	if err != nil {
 		return nil, err // not st, whose nil would be none
