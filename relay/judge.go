@@ -11,6 +11,7 @@ import (
 
 var (
 	errWorkerDied  = errors.New("processes died while they had this event alone in hand")
+	errPutOff      = errors.New("the destination, or the part of it that this event goes to, is down")
 	errNotReported = errors.New("the sink returned without saying what became of the message")
 )
 
@@ -45,10 +46,10 @@ func (w *worker) judge(c *call, j int, f finding) {
 	default:
 		k.again[i] = true
 		switch {
-		case f.down:
-			w.keep(k, i, r)
-		case w.cutting || !f.through:
+		case w.cutting:
 			w.wait(k, i, r)
+		case f.down || !f.through:
+			w.keep(k, i, r) // a few of these in a row open the breaker
 		default:
 			w.count(k, i)
 			w.failed(k, i, r)

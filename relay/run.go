@@ -22,6 +22,9 @@ func (r *Relay) join(ctx context.Context) (store.Session, error) {
 // run is Run.
 func (r *Relay) run(ctx context.Context) error {
 	sess, err := r.join(ctx)
+	if ctx.Err() != nil && sess == nil {
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("relay: cannot join the store: %w", err)
 	}

@@ -116,7 +116,7 @@ func (w *worker) addStarts(c *commit) {
 			continue
 		}
 		if open >= w.relay.cfg.InFlightClaims-1 || !w.mayStart(k) {
-			return
+			break
 		}
 		c.start(k)
 		open++

@@ -61,6 +61,7 @@ func (w *worker) loosen() {
 }
 
 func (w *worker) setAsideOf(k *work) {
+	w.makeRoom(k)
 	if k.stage != started || k.left == 0 || k.left == k.todo {
 		return
 	}
@@ -150,4 +151,48 @@ func (w *worker) putAside(k *work) {
 			w.end1(k, i, w.waiting(k, i, 0, sink.ClassHeld, nil))
 		}
 	}
+}
+
+// makeRoom puts off what an outage keeps in hand, after a probe, so that other
+// messages come in hand and are tried: if only a part of the destination is
+// down, that part would else block the rest. For a Due claim it costs nothing,
+// it was made of exceptions. For the last few of a Fresh one it costs the store
+// an exception for each key, and is done with no more than some until something
+// has been delivered: in a real outage the page stays as it is.
+func (w *worker) makeRoom(k *work) {
+	if k.stage != started || k.todo == 0 || k.left != k.todo || w.probes == k.probes || !w.dest.brk.isOpen() {
+		return
+	}
+	if k.claim.Kind == store.Fresh {
+		if n := w.dest.brk.delivered.Load(); n != w.putOffAt {
+			w.putOffAt, w.putOff = n, 0
+		}
+		n := k.keysToDo()
+		if len(w.fresh) < w.relay.cfg.InFlightClaims-1 || n > max(asideFew, len(k.state)/10) || w.putOff+n > asideDark {
+			return
+		}
+		w.putOff += n
+	}
+	r := sink.Result{Class: sink.ClassUnreachable, Err: errPutOff}
+	for i, s := range k.state {
+		switch {
+		case s != todo:
+		case w.isHeld(k, i):
+			k.giveBack(i)
+		default:
+			w.wait(k, i, &r)
+		}
+	}
+}
+
+// keysToDo counts the keys of what is to be sent, and what has none.
+func (k *work) keysToDo() int {
+	n, seen := 0, map[string]bool{}
+	for i := k.from; i < len(k.state); i++ {
+		if key := k.rec(i).Key; k.state[i] == todo && !seen[key] {
+			n++
+			seen[key] = key != ""
+		}
+	}
+	return n
 }

@@ -46,6 +46,7 @@ type work struct {
 	left     int          // records that are todo or out
 	todo     int
 	from     int   // none before it is todo
+	probes   int   // worker.probes when it was read
 	stuck    int64 // worker.turn in which nothing of it could be sent
 
 	marred   bool // not everything was published
@@ -73,7 +74,7 @@ func (w *worker) newWork(c *store.Claim, seq int64, s share) *work {
 	clear(k.state)
 	k.outcomes = slices.Grow(k.outcomes[:0], n)[:n]
 	clear(k.outcomes)
-	k.left, k.todo, k.from, k.stuck = n, n, 0, -1
+	k.left, k.todo, k.from, k.stuck, k.probes = n, n, 0, -1, w.probes
 	return k
 }
 

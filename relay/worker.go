@@ -62,6 +62,8 @@ type worker struct {
 	dueToSend bool          // whose turn it is to be sent
 	run       int           // messages of a key in one call
 	probes    int           // chosen so far
+	putOff    int           // messages put off since something was delivered
+	putOffAt  uint64
 
 	draining bool // the manager wants nothing in hand
 	leaving  bool // for good

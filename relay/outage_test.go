@@ -1,0 +1,234 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/outrider-dev/outrider"
+	"github.com/outrider-dev/outrider/memsink"
+	"github.com/outrider-dev/outrider/memstore"
+	"github.com/outrider-dev/outrider/sink"
+	"github.com/outrider-dev/outrider/store"
+)
+
+// An outage costs no attempts, makes no exceptions and few tries; afterwards
+// everything arrives once and in order.
+func TestOutageCostsNothing(t *testing.T) {
+	eachKind(t, nil, func(w *world) {
+		r := w.start(func(c *Config) { c.Destinations[0].Retry.MaxAttempts = 3 })
+		w.add("a")
+		w.wait(1, time.Second)
+		w.sink.Break(nil)
+		keys := many(12000, 100)
+		ids := w.add(keys...)
+		time.Sleep(6 * time.Hour)
+		st, err := w.store.Status(context.Background())
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		if d := st.Destinations[0]; d.Failed.N+d.Waiting.N != 0 {
+			w.t.Errorf("the outage has made %d failed and %d waiting ones", d.Failed.N, d.Waiting.N)
+		}
+		if h := r.Health().Destinations[0]; h.Circuit != "open" || h.Down < 5*time.Hour || h.Error == "" {
+			w.t.Errorf("health: %+v", h)
+		}
+		w.sink.Mend()
+		w.wait(len(ids)+1, time.Minute)
+		w.mustBe(store.Published, ids...)
+		w.mustArriveInOrder(keys, ids, 0)
+		for _, e := range w.entries() {
+			if e.Attempts != 0 {
+				w.t.Fatalf("charged: %+v", e)
+			}
+		}
+		if c := w.events.circuit; !slices.Equal(c, []CircuitState{CircuitOpen, CircuitRamping, CircuitClosed}) {
+			w.t.Errorf("the circuit went %v", c)
+		}
+		r.end()
+	})
+}
+
+// While it is open, single messages go out now and then, and a different one
+// each time.
+func TestProbes(t *testing.T) {
+	var tries *attempts
+	inWorld(t, memsink.Config{Decide: func(_ context.Context, m sink.Message) sink.Result {
+		tries.note(m.Key)
+		return answer(sink.Unknown, sink.ClassTimeout)
+	}}, func(w *world) {
+		tries = newAttempts()
+		r := w.start()
+		w.add(many(40, 8)...)
+		time.Sleep(time.Hour)
+		total := 0
+		for _, k := range many(8, 8) {
+			n := len(tries.of(k))
+			if n < 10 {
+				t.Errorf("%s was tried %d times only", k, n)
+			}
+			total += n
+		}
+		if total > 8+3600/15+20 {
+			t.Errorf("%d tries in an hour", total)
+		}
+		r.end()
+	})
+}
+
+// A message that alone ends without an answer pays for it only if others got
+// through.
+func TestTimeoutCostsOnlyWhereOthersGetThrough(t *testing.T) {
+	for _, others := range []bool{false, true} {
+		inWorld(t, memsink.Config{Decide: func(ctx context.Context, m sink.Message) sink.Result {
+			if m.Key != "lost" {
+				sleep(ctx, 10*time.Millisecond)
+				return memsink.Deliver
+			}
+			sleep(ctx, 100*time.Millisecond)
+			return answer(sink.Unknown, sink.ClassTimeout)
+		}}, func(w *world) {
+			r := w.start(func(c *Config) {
+				c.Destinations[0].Retry = Retry{Base: time.Second, Cap: time.Second, MaxAttempts: 5}
+			})
+			ids := w.add("lost")
+			for range 6000 {
+				if others {
+					w.add("good")
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+			e := w.entries()[ids[0]]
+			if others && (e.State != store.Failed || e.Attempts != 5) {
+				t.Errorf("with others it ended as %v after %d attempts", e.State, e.Attempts)
+			}
+			if !others && (e.State == store.Failed || e.Attempts != 0) {
+				t.Errorf("alone it ended as %v after %d attempts", e.State, e.Attempts)
+			}
+			r.end()
+		})
+	}
+}
+
+// A part of the destination that cannot be reached does not stop the rest for
+// long.
+func TestPartialOutage(t *testing.T) {
+	inWorld(t, memsink.Config{Decide: func(_ context.Context, m sink.Message) sink.Result {
+		if m.Key == "k0" {
+			return answer(sink.NotSent, sink.ClassUnreachable)
+		}
+		return memsink.Deliver
+	}}, func(w *world) {
+		r := w.start()
+		var ids []string
+		for range 100 {
+			ids = append(ids, w.add(many(10, 10)...)...)
+			time.Sleep(100 * time.Millisecond)
+		}
+		time.Sleep(10 * time.Second)
+		w.mustBe(store.Published, slices.DeleteFunc(slices.Clone(ids), func(id string) bool {
+			return slices.Index(ids, id)%10 == 0
+		})...)
+		if e := w.entries()[ids[0]]; e.Attempts != 0 {
+			t.Errorf("the unreachable one was charged %d attempts", e.Attempts)
+		}
+		r.end()
+	})
+}
+
+// Two destinations: one that is down holds up the other in nothing.
+func TestDestinationsAreIndependent(t *testing.T) {
+	inWorld(t, memsink.Config{}, func(w *world) {
+		down := memsink.New(memsink.Config{})
+		down.Break(nil)
+		r := w.start(func(c *Config) {
+			c.Destinations = append(c.Destinations, Destination{Name: "down", Sink: down, FromEarliest: true})
+		})
+		time.Sleep(time.Second)
+		for range 20 {
+			w.add(many(5000, 50)...)
+		}
+		w.wait(100000, time.Second)
+		if n := down.Len(); n != 0 {
+			t.Errorf("%d went to the one that is down", n)
+		}
+		r.end()
+	})
+}
+
+// The database goes away and comes back: one line is logged for each operation,
+// nothing is lost.
+func TestDatabaseOutage(t *testing.T) {
+	inWorld(t, memsink.Config{}, func(w *world) {
+		lines := &lineCounter{}
+		r := w.start(func(c *Config) { c.Logger = lines.logger() })
+		keys := many(1000, 10)
+		ids := w.add(keys...)
+		w.wait(1000, time.Second)
+		var away atomic.Bool
+		w.store.SetFaults(func(context.Context, memstore.Op) error {
+			if away.Load() {
+				return errors.New("connection refused")
+			}
+			return nil
+		}, nil)
+		for range 5 {
+			away.Store(true)
+			keys, ids = append(keys, many(100, 10)...), append(ids, w.add(many(100, 10)...)...)
+			time.Sleep(10 * time.Minute)
+			away.Store(false)
+			w.wait(len(ids), 30*time.Second)
+		}
+		w.mustBe(store.Published, ids...)
+		w.mustArriveInOrder(keys, ids, 0)
+		if n := lines.count(); n > 5*10 {
+			t.Errorf("%d lines were logged for 5 outages", n)
+		}
+		r.end()
+	})
+}
+
+// Memory is bounded in bytes, however large payloads are and however much
+// waits.
+func TestMemoryIsBounded(t *testing.T) {
+	const mb = 1 << 20
+	inWorld(t, memsink.Config{Discard: true, Decide: func(ctx context.Context, _ sink.Message) sink.Result {
+		sleep(ctx, 50*time.Millisecond)
+		return memsink.Deliver
+	}}, func(w *world) {
+		payload := make([]byte, mb/2)
+		tx := w.store.Begin()
+		for i := range 300 {
+			if _, err := tx.Add(outrider.Event{AggregateType: "a", AggregateID: string(rune('a' + i%20)), Type: "T", Payload: payload}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_ = tx.Commit()
+		var most atomic.Int64
+		var r *running
+		note := func() {
+			n := int64(0)
+			for _, d := range r.dests {
+				n += d.held.Load()
+			}
+			most.Store(max(most.Load(), n))
+		}
+		r = w.start(func(c *Config) {
+			c.MaxBytes, c.MaxBytesInFlight = 4*mb, 8*mb
+			c.Hooks.Claim = func(string, int, time.Duration) { note() }
+			c.Hooks.Publish = func(string, int, time.Duration) { note() }
+		})
+		w.wait(300, 10*time.Minute)
+		time.Sleep(time.Second)
+		if n := most.Load(); n > 16 || n < 8 {
+			t.Errorf("%d events of half a megabyte were in hand, with room for 16", n)
+		}
+		r.end()
+		if b := r.budget; b.records != b.maxRecords || b.bytes != b.maxBytes {
+			t.Errorf("%d of %d records and %d of %d bytes were given back", b.records, b.maxRecords, b.bytes, b.maxBytes)
+		}
+	})
+}
