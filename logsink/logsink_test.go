@@ -156,6 +156,21 @@ func TestTornLineStaysAlone(t *testing.T) {
 	}
 }
 
+// What is not escaped in the payload is not escaped in the line, and what is no
+// UTF-8 is no JSON.
+func TestPayloadStaysAsItIs(t *testing.T) {
+	for payload, want := range map[string]string{
+		`{"a":"<b>&\u2028é"}`: `"payload":{"a":"<b>&\u2028é"}`,
+		"\"\xff\"":            `"payload_base64":"Iv8i"`,
+	} {
+		d := &disk{}
+		publish(open(t, d), message(payload))
+		if line := d.lines()[0]; !strings.Contains(line, want) {
+			t.Errorf("got %s, want %s in it", line, want)
+		}
+	}
+}
+
 func TestNoRule(t *testing.T) {
 	r, err := route.ParseRule("type:Invoice*", "invoices")
 	if err != nil {

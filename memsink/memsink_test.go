@@ -49,6 +49,44 @@ func TestKeepUnknown(t *testing.T) {
 	}
 }
 
+// A call that is cut while Decide has a message in hand does not wait for it;
+// the next of the key does, and does not stand behind its failure.
+func TestCutWhileInHand(t *testing.T) {
+	begun, release := make(chan struct{}), make(chan struct{})
+	s := memsink.New(memsink.Config{Decide: func(_ context.Context, m sink.Message) sink.Result {
+		if m.ID == "1" {
+			close(begun)
+			<-release
+			return sink.Result{Status: sink.Retry, Class: sink.ClassOther}
+		}
+		return memsink.Deliver
+	}})
+	ctx, cancel := context.WithCancel(context.Background())
+	rs := make([]sink.Result, 2)
+	go func() { <-begun; cancel() }()
+	s.Publish(ctx, sink.Batch{
+		Messages: []sink.Message{message("1", "42"), message("2", "42")},
+		Report:   func(i int, r sink.Result) { rs[i] = r },
+	})
+	if rs[0].Status != sink.Unknown || rs[1].Status != sink.NotSent {
+		t.Errorf("cut: got %v and %v, want unknown and not-sent", rs[0].Status, rs[1].Status)
+	}
+	accepted, done := make(chan struct{}), make(chan sink.Result, 1)
+	go s.Publish(context.Background(), sink.Batch{
+		Messages: []sink.Message{message("3", "42")},
+		Report:   func(_ int, r sink.Result) { done <- r },
+		Accepted: func() { close(accepted) },
+	})
+	<-accepted
+	if s.Len() != 0 {
+		t.Error("the next of the key overtook one that is in hand")
+	}
+	close(release)
+	if r := <-done; r.Status != sink.Delivered {
+		t.Errorf("the next of the key: got %v, want delivered", r.Status)
+	}
+}
+
 func TestDiscardCounts(t *testing.T) {
 	s := memsink.New(memsink.Config{Discard: true})
 	publish(s, message("1", "42"), message("2", "42"))

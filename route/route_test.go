@@ -24,6 +24,8 @@ func TestMatch(t *testing.T) {
 		"type:OrderPlaced":                  true,
 		"type:orderplaced":                  false,
 		"type:Order":                        false,
+		"type:Order+":                       false,
+		"type:Order?laced":                  false,
 		"type:Order*":                       true,
 		"type:*Placed":                      true,
 		"type:*":                            true,
@@ -153,15 +155,19 @@ func TestTemplate(t *testing.T) {
 }
 
 func TestTemplateMissing(t *testing.T) {
-	for _, text := range []string{"x.{header.absent}", "{header.empty}.x", "{header.dash|kebab}"} {
+	for text, reason := range map[string]string{
+		"x.{header.absent}":   "the event has no header.absent",
+		"{header.empty}.x":    "header.empty is empty",
+		"{header.dash|kebab}": "header.dash is empty",
+	} {
 		tpl, err := ParseTemplate(text)
 		if err != nil {
 			t.Fatal(err)
 		}
 		rec := event()
 		rec.Headers["dash"] = "--"
-		if got, err := tpl.Expand(rec); err == nil {
-			t.Errorf("%q: made %q of nothing", text, got)
+		if got, err := tpl.Expand(rec); err == nil || !strings.Contains(err.Error(), reason) {
+			t.Errorf("%q: got %q, %v, want an error with %q", text, got, err, reason)
 		}
 	}
 }
