@@ -1,0 +1,314 @@
+package sqlitestore
+
+import (
+	"context"
+	"crypto/rand"
+	"database/sql"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/outrider-dev/outrider"
+	"github.com/outrider-dev/outrider/store"
+)
+
+// members knows who has joined, and who of them is still alive: each keeps a
+// side file locked. A lock that is free says that its process has ended; one
+// that is taken, or a file that is gone, says nothing, and the leases' expiry
+// decides.
+type members struct {
+	db             *database
+	relays, leases string // tables
+	locks          bool   // file locks work here
+}
+
+func newMembers(db *database, relays, leases string) members {
+	m := members{db: db, relays: relays, leases: leases}
+	m.locks = m.tryLocks()
+	return m
+}
+
+func (m *members) path(lock int64) string {
+	return fmt.Sprintf("%s-outrider-%x.lock", m.db.cfg.Path, lock)
+}
+
+// tryLocks finds out whether a lock keeps others out.
+func (m *members) tryLocks() bool {
+	lock := randomLock()
+	f, err := m.take(lock)
+	if err != nil {
+		return false
+	}
+	free := m.free(lock)
+	m.giveUp(f, lock)
+	return !free
+}
+
+// take locks the side file of a number.
+func (m *members) take(lock int64) (*os.File, error) {
+	f, err := os.OpenFile(m.path(lock), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o660)
+	if err != nil {
+		return nil, fmt.Errorf("sqlitestore: make a lock file: %w", err)
+	}
+	if ok, err := flock(f, true); err != nil || !ok {
+		m.giveUp(f, lock)
+		return nil, fmt.Errorf("sqlitestore: lock %s: %w", f.Name(), errors.Join(err, errors.ErrUnsupported))
+	}
+	return f, nil
+}
+
+func (m *members) giveUp(f *os.File, lock int64) {
+	_ = os.Remove(m.path(lock))
+	_ = f.Close()
+}
+
+// free reports whether the side file of a number is there and not locked.
+func (m *members) free(lock int64) bool {
+	f, err := os.OpenFile(m.path(lock), os.O_RDWR, 0)
+	if err != nil {
+		return false
+	}
+	defer f.Close() //nolint:errcheck // nothing was written
+	ok, err := flock(f, false)
+	return ok && err == nil
+}
+
+// randomLock is a number that no two relays share.
+func randomLock() int64 {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails: see crypto/rand
+	return int64(binary.BigEndian.Uint64(b[:]) >> 1)
+}
+
+// member is one relay's membership, of either store.
+type member struct {
+	*members
+	params store.JoinParams
+
+	mu   sync.Mutex
+	lock int64
+	file *os.File // nil: file locks do not work here, or it was killed
+	left bool
+	// gone is when a relay's lock was first found free, by its lock's number.
+	gone map[int64]time.Duration
+}
+
+// join enters a relay.
+func (m *members) join(ctx context.Context, p store.JoinParams) (*member, error) {
+	b := &member{members: m, params: p, lock: randomLock(), gone: map[int64]time.Duration{}}
+	if m.locks {
+		var err error
+		if b.file, err = m.take(b.lock); err != nil {
+			return nil, outrider.WithHint(err, "the relay makes small files beside the database: check that it may")
+		}
+	}
+	err := m.db.write(ctx, m.db.renewer, func(t *tx) error {
+		_, err := t.exec(`insert into `+m.relays+` (lock, relay, seen_at, expires_at) values (?, ?, ?, ?)`,
+			b.lock, p.Relay, t.now, t.now+p.TTL.Microseconds())
+		return err
+	})
+	if err != nil {
+		if b.file != nil {
+			m.giveUp(b.file, b.lock)
+		}
+		return nil, fmt.Errorf("sqlitestore: join: %w", err)
+	}
+	return b, nil
+}
+
+// alive is the number of relays that are, this one included.
+func (b *member) alive(ctx context.Context) (int, error) {
+	now, err := b.db.time(ctx, b.db.aside)
+	if err != nil {
+		return 0, err
+	}
+	n, locks := 1, []int64{}
+	err = b.db.aside.query(ctx, func(r *sql.Rows) (bool, error) {
+		var lock, expires int64
+		if err := r.Scan(&lock, &expires); err != nil {
+			return false, err
+		}
+		locks = append(locks, lock)
+		if expires > now && !(b.locks && b.free(lock)) {
+			n++
+		}
+		return true, nil
+	}, `select lock, expires_at from `+b.relays+` where lock <> ?`, b.lock)
+	return n, err
+}
+
+// look notes which relays have gone, and since when. Called with mu held.
+func (b *member) look(locks []int64) {
+	seen := map[int64]time.Duration{}
+	for _, lock := range locks {
+		if lock == b.lock || !b.locks || !b.free(lock) {
+			continue
+		}
+		first, ok := b.gone[lock]
+		if !ok {
+			first = b.db.since()
+		}
+		seen[lock] = first
+	}
+	b.gone = seen
+}
+
+// dead are the relays that have been gone for at least the grace.
+func (b *member) dead(t *tx) (map[int64]bool, error) {
+	var locks []int64
+	err := t.rows(func(r *sql.Rows) error {
+		var lock int64
+		err := r.Scan(&lock)
+		locks = append(locks, lock)
+		return err
+	}, `select lock from `+b.relays)
+	if err != nil {
+		return nil, err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.look(locks)
+	out := map[int64]bool{}
+	for lock, since := range b.gone {
+		if b.db.since()-since >= b.params.Grace {
+			out[lock] = true
+		}
+	}
+	return out, nil
+}
+
+// bury forgets relays that have gone and hold nothing any more.
+func (b *member) bury(t *tx, dead map[int64]bool) error {
+	for lock := range dead {
+		n, err := t.exec(`delete from `+b.relays+` where lock = ? and not exists (select 1 from `+b.leases+` where owner_lock = ?)`, lock, lock)
+		if err != nil {
+			return err
+		}
+		if n > 0 {
+			_ = os.Remove(b.path(lock))
+		}
+	}
+	// Where there are no locks, time has to tell.
+	_, err := t.exec(`delete from `+b.relays+` where expires_at < ? and not exists (select 1 from `+b.leases+` where owner_lock = lock)`,
+		t.now-(24*time.Hour).Microseconds())
+	return err
+}
+
+// renew prolongs leases, and tells which of them are held, with their epochs.
+func (b *member) renew(ctx context.Context, leases []store.Lease) (held map[int64]int64, relays int, err error) {
+	b.mu.Lock()
+	left := b.left
+	b.mu.Unlock()
+	if left {
+		return nil, 0, errors.New("sqlitestore: the session has left")
+	}
+	due, err := b.renewalDue(ctx, leases)
+	if err != nil {
+		return nil, 0, err
+	}
+	if due {
+		if err := b.prolong(ctx, leases); err != nil {
+			return nil, 0, err
+		}
+	}
+	if relays, err = b.alive(ctx); err != nil {
+		return nil, 0, err
+	}
+	held = map[int64]int64{}
+	for _, l := range leases {
+		var epoch int64
+		err := b.db.aside.row(ctx, []any{&epoch}, `select epoch from `+b.leases+` where lease = ? and owner_lock = ?`, l.ID, b.lock)
+		switch {
+		case err == nil:
+			held[l.ID] = epoch
+		case !errors.Is(err, sql.ErrNoRows):
+			return nil, 0, err
+		}
+	}
+	return held, relays, nil
+}
+
+// renewalDue reports whether anything is past a third of its time, so that most
+// calls need not write.
+func (b *member) renewalDue(ctx context.Context, leases []store.Lease) (bool, error) {
+	now, err := b.db.time(ctx, b.db.aside)
+	if err != nil {
+		return false, err
+	}
+	early := now + 2*b.params.TTL.Microseconds()/3
+	var due bool
+	err = b.db.aside.row(ctx, []any{&due}, `select coalesce((select min(expires_at) from `+b.relays+` where lock = ?), 0) < ?`, b.lock, early)
+	for _, l := range leases {
+		if err != nil || due {
+			break
+		}
+		err = b.db.aside.row(ctx, []any{&due}, `select exists (select 1 from `+b.leases+` where lease = ? and owner_lock = ? and expires_at < ?)`, l.ID, b.lock, early)
+	}
+	return due, err
+}
+
+func (b *member) prolong(ctx context.Context, leases []store.Lease) error {
+	return b.db.write(ctx, b.db.renewer, func(t *tx) error {
+		until := t.now + b.params.TTL.Microseconds()
+		_, err := t.exec(`
+			insert into `+b.relays+` (lock, relay, seen_at, expires_at) values (?, ?, ?, ?)
+			on conflict (lock) do update set seen_at = excluded.seen_at, expires_at = excluded.expires_at`,
+			b.lock, b.params.Relay, t.now, until)
+		if err != nil {
+			return err
+		}
+		for _, l := range leases {
+			if _, err := t.exec(`update `+b.leases+` set expires_at = ? where lease = ? and owner_lock = ? and epoch = ?`, until, l.ID, b.lock, l.Epoch); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// leave ends the membership. What is still held may be taken over at once.
+func (b *member) leave(ctx context.Context) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.left {
+		return nil
+	}
+	err := b.db.write(ctx, b.db.renewer, func(t *tx) error {
+		if _, err := t.exec(`update `+b.leases+` set expires_at = 0 where owner_lock = ?`, b.lock); err != nil {
+			return err
+		}
+		_, err := t.exec(`delete from `+b.relays+` where lock = ?`, b.lock)
+		return err
+	})
+	b.left = true
+	if b.file != nil {
+		b.giveUp(b.file, b.lock)
+	}
+	if err != nil {
+		return fmt.Errorf("sqlitestore: leave: %w", err)
+	}
+	return nil
+}
+
+// kill ends the membership as the death of the process does.
+func (b *member) kill() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.left {
+		return
+	}
+	b.left = true
+	if b.file != nil {
+		_ = b.file.Close()
+	}
+}
+
+
+func (b *member) hasLeft() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.left
+}

@@ -1,0 +1,94 @@
+package sqlitestore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/outrider-dev/outrider/store"
+)
+
+// session is one relay's membership in a Stream.
+type session struct {
+	st *Stream
+	*member
+	leases     locked
+	loseAnswer hook
+}
+
+var _ store.Merger = (*session)(nil)
+
+// Join implements store.Store.
+func (s *Stream) Join(ctx context.Context, p store.JoinParams) (store.Session, error) {
+	if p.TTL <= 0 || p.Grace <= 0 {
+		return nil, errors.New("sqlitestore: JoinParams.TTL and Grace are needed")
+	}
+	if err := s.checkSource(ctx); err != nil {
+		return nil, err
+	}
+	for _, d := range p.Destinations {
+		if err := s.addDestination(ctx, d); err != nil {
+			return nil, err
+		}
+	}
+	m, err := s.members.join(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	return &session{st: s, member: m, leases: locked{m: map[int64]*lease{}}}, nil
+}
+
+// addDestination makes a destination known that is not yet.
+func (s *Stream) addDestination(ctx context.Context, d store.Destination) error {
+	var known bool
+	err := s.row(ctx, []any{&known}, `select exists (select 1 from outbox_leases where destination = ?)`, d.Name)
+	if err != nil {
+		return fmt.Errorf("sqlitestore: look for destination %q: %w", d.Name, explain(err))
+	}
+	if known {
+		return nil
+	}
+	base := `coalesce((select seq from sqlite_sequence where name = 'outbox_events'), 0)`
+	if d.FromEarliest {
+		base = `0`
+	}
+	err = s.write(ctx, s.writer, func(t *tx) error {
+		_, err := t.exec(`
+			insert into outbox_leases (destination, lanes, base)
+			select ?1, -1, `+base+`
+			where not exists (select 1 from outbox_leases where destination = ?1)`, d.Name)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("sqlitestore: make destination %q known: %w", d.Name, err)
+	}
+	return nil
+}
+
+// lease finds the session's own state of a lease, nil if it is not held.
+func (ses *session) lease(sl store.Lease) *lease {
+	l := ses.leases.get(sl.ID)
+	if l == nil || l.Epoch != sl.Epoch {
+		return nil
+	}
+	return l
+}
+
+// Renew implements store.Session.
+func (ses *session) Renew(ctx context.Context, leases []store.Lease) (store.Renewal, error) {
+	held, relays, err := ses.renew(ctx, leases)
+	if err != nil {
+		return store.Renewal{}, fmt.Errorf("sqlitestore: renew: %w", explain(err))
+	}
+	r := store.Renewal{Relays: relays}
+	for _, l := range leases {
+		if held[l.ID] != l.Epoch {
+			r.Lost = append(r.Lost, l.ID)
+			ses.leases.drop(l.ID)
+		}
+	}
+	return r, nil
+}
+
+// Leave implements store.Session.
+func (ses *session) Leave(ctx context.Context) error { return ses.leave(ctx) }

@@ -1,0 +1,138 @@
+package sqlitestore_test
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/outrider-dev/outrider"
+	"github.com/outrider-dev/outrider/migrate"
+	"github.com/outrider-dev/outrider/sqlitestore"
+	"github.com/outrider-dev/outrider/store"
+	"github.com/outrider-dev/outrider/storetest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestStream(t *testing.T) {
+	storetest.Run(t, storetest.Harness{
+		OneWriter: true, Binary: true,
+		Open: func(t testing.TB) *storetest.Outbox {
+			db := makeDB(t, migrate.Stream)
+			s := openStream(t, sqlitestore.Config{Path: db.path})
+			return &storetest.Outbox{
+				Store:      s,
+				Begin:      db.begin,
+				Kill:       func(_ testing.TB, s store.Session) { sqlitestore.Kill(s) },
+				LoseAnswer: func(_ testing.TB, s store.Session) { sqlitestore.LoseAnswer(s) },
+				SetNextID:  db.setNextID,
+			}
+		},
+	})
+}
+
+// testDB is a file with an outbox, as an application uses it.
+type testDB struct {
+	*sql.DB
+	path string
+	set  migrate.Set
+}
+
+func makeDB(t testing.TB, set migrate.Set) *testDB {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "db")
+	db, err := sql.Open("sqlite", path+"?_pragma=busy_timeout(60000)&_pragma=journal_mode(wal)&_pragma=synchronous(off)&_txlock=immediate")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	if _, err := migrate.Up(context.Background(), db, migrate.Options{Dialect: outrider.SQLite, Set: set}); err != nil {
+		t.Fatal(err)
+	}
+	return &testDB{db, path, set}
+}
+
+func openStream(t testing.TB, cfg sqlitestore.Config) *sqlitestore.Stream {
+	t.Helper()
+	s, err := sqlitestore.OpenStream(context.Background(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+func (db *testDB) table() string {
+	if db.set == migrate.Rows {
+		return "outbox_rows"
+	}
+	return "outbox_events"
+}
+
+func (db *testDB) outbox(t testing.TB) *outrider.Outbox {
+	t.Helper()
+	o, err := outrider.New(outrider.Config{Dialect: outrider.SQLite, Table: db.table(), MaxPayload: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+// testTx is an application's transaction.
+type testTx struct {
+	*sql.Tx
+	outbox *outrider.Outbox
+}
+
+func (db *testDB) begin(t testing.TB) storetest.Tx {
+	t.Helper()
+	tx, err := db.BeginTx(context.Background(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return testTx{tx, db.outbox(t)}
+}
+
+func (x testTx) Add(t testing.TB, events ...outrider.Event) {
+	t.Helper()
+	if err := x.outbox.Add(context.Background(), x.Tx, events...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (x testTx) Commit(t testing.TB) {
+	t.Helper()
+	if err := x.Tx.Commit(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (x testTx) Rollback(t testing.TB) {
+	t.Helper()
+	if err := x.Tx.Rollback(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (db *testDB) setNextID(t testing.TB, id int64) {
+	t.Helper()
+	db.exec(t, "insert into sqlite_sequence (name, seq) select ?1, 0 where not exists (select 1 from sqlite_sequence where name = ?1)", db.table())
+	db.exec(t, "update sqlite_sequence set seq = ? where name = ?", id-1, db.table())
+}
+
+func (db *testDB) exec(t testing.TB, query string, args ...any) {
+	t.Helper()
+	if _, err := db.ExecContext(context.Background(), query, args...); err != nil {
+		t.Fatalf("%s: %v", query, err)
+	}
+}
+
+var (
+	_ = fmt.Sprint
+	_ = os.Remove
+)
