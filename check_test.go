@@ -182,6 +182,9 @@ func TestCheckJSON(t *testing.T) {
 func FuzzCheck(f *testing.F) {
 	f.Add("", "order", "42", "OrderPlaced", "", false, "", "x", "y", parent, int64(0), int64(0), []byte("{}"))
 	f.Add("x", "a\x00", "\xff", "", "k", true, "a\nb", "ID", "\x00", "00-", int64(-1), int64(1<<62), []byte("{"))
+	f.Add("", "order", "42", "OrderPlaced", "k", true, "", "x", "y", "", int64(0), int64(0), []byte("{}"))
+	f.Add("", "order", "42", "OrderPlaced", "", false, "", "x", "\x00", "", int64(0), int64(0), []byte("{}"))
+	f.Add("", "order", "42", "OrderPlaced\xff", "", false, "", "x", "y", "", int64(0), int64(0), []byte("{}"))
 	f.Fuzz(func(t *testing.T, id, aggType, aggID, typ, key string, unordered bool, contentType, name, value, trace string, delay, at int64, payload []byte) {
 		e := Event{
 			ID: id, AggregateType: aggType, AggregateID: aggID, Type: typ, Key: key, Unordered: unordered, ContentType: contentType,
