@@ -100,9 +100,11 @@ type Record struct {
 }
 
 // Sequence places an event among the first deliveries of its key: the page it
-// was first read in, and its position there. It stays with the event over
-// crashes and moves of its lane, which a row id alone cannot do: a transaction
-// that commits late carries a lower id.
+// was read in, and its position there. A page that is read again after a crash
+// keeps its number, over moves of its lane too, so what is repeated can be told
+// from what is new, which a row id alone cannot do: a transaction that commits
+// late carries a lower id. An event that is tried again after a failure has the
+// number of its last page, so it is never below one that went out before it.
 type Sequence struct {
 	Page, Pos int64
 }

@@ -29,9 +29,12 @@ func (ses *session) Acquire(ctx context.Context, p store.AcquireParams) ([]store
 	if p.Lanes <= 0 {
 		return nil, nil
 	}
-	dead, own := ses.dead(), ses.ownLock()
+	own, dead, err := ses.look(ctx)
+	if err != nil {
+		return nil, err
+	}
 	var taken []*lease
-	err := ses.st.inTx(ctx, func(tx pgx.Tx) error {
+	err = ses.st.inTx(ctx, func(tx pgx.Tx) error {
 		taken = nil
 		if err := lockDestination(ctx, tx, p.Destination); err != nil {
 			return err
@@ -185,7 +188,7 @@ func recoverExceptions(ctx context.Context, tx pgx.Tx, l *lease, clean bool) err
 func (l *lease) load(ctx context.Context, tx pgx.Tx) error {
 	rows, err := tx.Query(ctx, `
 		select event_key, lane, coalesce(head, 0), base::text, target::text, at, coalesce(low, 0),
-		       starts, together, suspects, page
+		       starts, together, suspects
 		from outbox_held_keys where destination = $1 and (($2::bigint >> lane::int) & 1) = 1`,
 		l.Destination, mask(l.Lanes))
 	if err != nil {
@@ -196,7 +199,7 @@ func (l *lease) load(ctx context.Context, tx pgx.Tx) error {
 		k := &heldKey{}
 		var base string
 		var target *string
-		if err := rows.Scan(&k.key, &k.lane, &k.head, &base, &target, &k.at, &k.low, &k.starts, &k.together, &k.suspects, &k.page); err != nil {
+		if err := rows.Scan(&k.key, &k.lane, &k.head, &base, &target, &k.at, &k.low, &k.starts, &k.together, &k.suspects); err != nil {
 			return err
 		}
 		k.next = k.low
@@ -260,9 +263,7 @@ func (ses *session) Release(ctx context.Context, sl store.Lease, keep store.Lane
 		return sl, fmt.Errorf("pgstore: release lanes of lease %d: %w", l.ID, err)
 	}
 	if rest == 0 {
-		ses.leases.Lock()
-		delete(ses.leases.m, l.ID)
-		ses.leases.Unlock()
+		ses.leases.drop(sl)
 		return store.Lease{}, nil
 	}
 	l.keep(rest)

@@ -38,7 +38,6 @@ func (ses *session) Commit(ctx context.Context, p store.CommitParams) error {
 		return err
 	}
 	if l.last != nil && sameCommit(l.last.params, p) {
-		l.last = nil
 		return nil
 	}
 	return l.commit(ctx, p)
@@ -81,7 +80,6 @@ type exception struct {
 	class    string
 	message  string
 	failure  bool // count the time as that of a failure
-	page     int64
 }
 
 // journalRow notes what became of a claim.
@@ -221,7 +219,7 @@ func (p *plan) settleFresh(f *fresh, s *store.Settlement) {
 		if k := p.peek(r.rec.Key); k != nil && (k.born < f.no || k.born == f.no && k.at < r.id) {
 			continue // the key's own reading comes to it
 		}
-		p.put[r.id] = exception{rec: &r.rec, state: "SCHEDULED", at: r.rec.AvailableAt, page: f.page.Page}
+		p.put[r.id] = exception{rec: &r.rec, state: "SCHEDULED", at: r.rec.AvailableAt}
 	}
 	for key, id := range f.skipped {
 		if k := p.l.held[key]; k != nil && !(k.target != nil && k.target.text == f.page.Snap) {
@@ -260,7 +258,7 @@ func (p *plan) hold(f *fresh, rec *outrider.Record, id int64, o *store.Outcome) 
 			}
 		}
 	}
-	k.at, k.page, k.near = id-1, f.page.Page, false
+	k.at, k.near = id-1, false
 	if o.State != store.Pending {
 		k.head = id
 		p.except(rec, id, o)
@@ -269,7 +267,7 @@ func (p *plan) hold(f *fresh, rec *outrider.Record, id int64, o *store.Outcome) 
 
 // except writes an exception for a record.
 func (p *plan) except(rec *outrider.Record, id int64, o *store.Outcome) {
-	e := exception{rec: rec, attempts: o.Attempts, class: o.Class, message: cutText(o.Message), page: rec.Sequence.Page}
+	e := exception{rec: rec, attempts: o.Attempts, class: o.Class, message: cutText(o.Message)}
 	switch o.State {
 	case store.Waiting:
 		e.state, e.due, e.failure = "WAITING", o.Due, o.Class != ""
@@ -339,8 +337,12 @@ func (p *plan) settleDrain(d *due, dr *drain, s *store.Settlement) int {
 	if k == nil {
 		return 0
 	}
+	k.inHand = 0
+	if k.head != 0 {
+		return 0 // its head is still to come, and nothing behind it was sent
+	}
 	published := 0
-	k.inHand, k.starts = 0, 0
+	k.starts = 0
 	if k.suspects -= len(dr.ids); k.suspects <= 0 {
 		k.suspects, k.together = 0, 0
 	}
@@ -367,7 +369,7 @@ func (p *plan) settleDrain(d *due, dr *drain, s *store.Settlement) int {
 	}
 	for i := range dr.scheduled {
 		if r := &dr.scheduled[i]; !stopped || r.id <= k.at {
-			p.put[r.id] = exception{rec: &r.rec, state: "SCHEDULED", at: r.rec.AvailableAt, page: k.page}
+			p.put[r.id] = exception{rec: &r.rec, state: "SCHEDULED", at: r.rec.AvailableAt}
 		}
 	}
 	switch {
@@ -545,14 +547,14 @@ func (p *plan) putExceptions(b *pgx.Batch) {
 	ids, lanes, attempts := make([]int64, 0, n), make([]int32, 0, n), make([]int32, 0, n)
 	keys, events, types, states := make([]string, 0, n), make([]string, 0, n), make([]string, 0, n), make([]string, 0, n)
 	classes, messages := make([]string, 0, n), make([]string, 0, n)
-	dues, pages := make([]int64, 0, n), make([]int64, 0, n)
+	dues := make([]int64, 0, n)
 	ats := make([]*time.Time, 0, n)
 	created, failures := make([]time.Time, 0, n), make([]bool, 0, n)
 	for id, e := range p.put {
 		ids, lanes, attempts = append(ids, id), append(lanes, int32(e.rec.Lane)), append(attempts, int32(e.attempts))
 		keys, events, types = append(keys, e.rec.Key), append(events, e.rec.ID), append(types, e.rec.Type)
 		states, classes, messages = append(states, e.state), append(classes, e.class), append(messages, e.message)
-		dues, pages = append(dues, e.due.Microseconds()), append(pages, e.page)
+		dues = append(dues, e.due.Microseconds())
 		var at *time.Time
 		if !e.at.IsZero() {
 			at = &e.at
@@ -562,14 +564,14 @@ func (p *plan) putExceptions(b *pgx.Batch) {
 	}
 	b.Queue(`
 		insert into outbox_exceptions as x (destination, id, lane, event_key, event_id, event_type, state, due_at,
-			attempts, page, class, message, created_at, first_failed, last_failed)
-		select $18, r.id, r.lane, r.key, r.event::uuid, r.type, r.state,
+			attempts, class, message, created_at, first_failed, last_failed)
+		select $17, r.id, r.lane, r.key, r.event::uuid, r.type, r.state,
 			coalesce(r.at, clock_timestamp() + r.due * interval '1 microsecond'),
-			r.attempts, r.page, r.class, r.message, r.created,
+			r.attempts, r.class, r.message, r.created,
 			case when r.failure then clock_timestamp() end, case when r.failure then clock_timestamp() end
 		from unnest($4::bigint[], $5::int[], $6::text[], $7::text[], $8::text[], $9::text[], $10::timestamptz[],
-			$11::bigint[], $12::int[], $13::bigint[], $14::text[], $15::text[], $16::timestamptz[], $17::bool[])
-			as r(id, lane, key, event, type, state, at, due, attempts, page, class, message, created, failure)
+			$11::bigint[], $12::int[], $13::text[], $14::text[], $15::timestamptz[], $16::bool[])
+			as r(id, lane, key, event, type, state, at, due, attempts, class, message, created, failure)
 		where `+fenced+`
 		on conflict (destination, id) do update set state = excluded.state, due_at = excluded.due_at,
 			attempts = excluded.attempts, together = 0, alone = false,
@@ -577,7 +579,7 @@ func (p *plan) putExceptions(b *pgx.Batch) {
 			message = case when excluded.last_failed is null then x.message else excluded.message end,
 			first_failed = coalesce(x.first_failed, excluded.first_failed),
 			last_failed = coalesce(excluded.last_failed, x.last_failed)`,
-		l.ID, l.Epoch, l.writes+1, ids, lanes, keys, events, types, states, ats, dues, attempts, pages,
+		l.ID, l.Epoch, l.writes+1, ids, lanes, keys, events, types, states, ats, dues, attempts,
 		classes, messages, created, failures, l.Destination)
 }
 
@@ -590,19 +592,19 @@ func (p *plan) putKeys(b *pgx.Batch) {
 		}
 		low := lowest(lowest(k.low, k.next), p.lows[k.key])
 		b.Queue(putKeySQL, l.ID, l.Epoch, l.writes+1, l.Destination, k.key, k.lane, k.head, k.base.text, target, k.at, low,
-			k.inHand, k.starts, k.together, k.suspects, k.page)
+			k.inHand, k.starts, k.together, k.suspects)
 	}
 }
 
 const putKeySQL = `
-	insert into outbox_held_keys as h (destination, event_key, lane, head, base, target, at, low, in_hand, starts, together, suspects, page)
+	insert into outbox_held_keys as h (destination, event_key, lane, head, base, target, at, low, in_hand, starts, together, suspects)
 	select $4, $5, $6::smallint, nullif($7::bigint, 0), $8::pg_snapshot, $9::pg_snapshot, $10::bigint, nullif($11::bigint, 0),
-		$12::int, $13::int, $14::int, $15::int, $16::bigint
+		$12::int, $13::int, $14::int, $15::int
 	where ` + fenced + `
 	on conflict (destination, event_key) do update set head = excluded.head, base = excluded.base,
 		target = excluded.target, at = excluded.at, low = excluded.low, in_hand = excluded.in_hand,
 		starts = excluded.starts, together = excluded.together,
-		suspects = excluded.suspects, alone = false, page = excluded.page, freed = false`
+		suspects = excluded.suspects, alone = false, freed = false`
 
 func (p *plan) putLows(b *pgx.Batch) {
 	l := p.l

@@ -83,8 +83,8 @@ func (l *lease) claimDue(ctx context.Context, p store.ClaimParams) (*store.Claim
 			return nil, err
 		}
 	}
-	if len(singles) < p.MaxRecords && (len(singles) == 0 || singles[0].together == 0) {
-		if err := l.readDrains(ctx, p, d, p.MaxRecords-len(singles)); err != nil {
+	if room := p.MaxRecords - len(singles); room > 0 && (len(singles) == 0 || singles[0].together == 0) {
+		if err := l.readDrains(ctx, p, d, singles, room); err != nil {
 			return nil, err
 		}
 	}
@@ -180,12 +180,11 @@ func (l *lease) readSingles(ctx context.Context, p store.ClaimParams) ([]single,
 		}
 		n := func(i int) int64 { return number(v[i]) }
 		s.rec.Attempts, s.rec.Starts, s.together = int(n(0)), int(n(1)), int(n(2))
-		s.rec.Sequence = outrider.Sequence{Page: n(3)}
-		s.rec.Waited = time.Duration(n(4)) * time.Microsecond
+		s.rec.Waited = time.Duration(n(3)) * time.Microsecond
 		s.missing = s.id == 0
-		s.id = n(5)
+		s.id = n(4)
 		s.rec.Sequence.Pos = s.id
-		s.state = string(v[7])
+		s.state = string(v[5])
 		if s.together > 0 {
 			limit = min(limit, s.together)
 		}
@@ -259,19 +258,19 @@ func (k *heldKey) aim(l *lease) bool {
 	return true
 }
 
-// readDrains reads successors of keys that are free.
-func (l *lease) readDrains(ctx context.Context, p store.ClaimParams, d *due, room int) error {
-	l.mu.Lock()
-	var keys []*heldKey
-	for _, k := range l.held {
-		if k.head == 0 && k.inHand == 0 && k.ready(l) && k.aim(l) {
-			keys = append(keys, k)
-		}
-		if len(keys) == maxDrains {
-			break
-		}
+// readDrains reads successors of keys that are free, and of those whose heads
+// are in the same claim: they are behind them there.
+func (l *lease) readDrains(ctx context.Context, p store.ClaimParams, d *due, singles []single, room int) error {
+	bytes := p.MaxBytes
+	heads := map[int64]bool{}
+	for i := range singles {
+		bytes -= singles[i].size
+		heads[singles[i].id] = true
 	}
-	l.mu.Unlock()
+	if bytes <= 0 {
+		return nil
+	}
+	keys := l.drainable(heads)
 	if len(keys) == 0 {
 		return nil
 	}
@@ -281,16 +280,17 @@ func (l *lease) readDrains(ctx context.Context, p store.ClaimParams, d *due, roo
 	}
 	for _, k := range keys {
 		if k.together > 0 { // in hand at a death: by itself, in pieces
+			if len(singles) > 0 {
+				return nil
+			}
 			keys, share = []*heldKey{k}, min(share, k.together)
 			break
 		}
 	}
 	var b pgx.Batch
 	found := make([][]row, len(keys))
-	small := p
-	small.MaxBytes = max(1, p.MaxBytes/len(keys))
 	for i, k := range keys {
-		b.Queue(l.ses.st.sql.key, mask(l.Lanes), inline(small), k.key, k.at, k.target.text, k.base.text, share).
+		b.Queue(l.ses.st.sql.key, mask(l.Lanes), inline(p), k.key, max(k.at, k.head), k.target.text, k.base.text, share+1).
 			Query(func(r pgx.Rows) (err error) { found[i], err = l.reader.rows(r, nil); return err })
 	}
 	if err := l.ses.st.pool.SendBatch(ctx, &b).Close(); err != nil {
@@ -298,33 +298,69 @@ func (l *lease) readDrains(ctx context.Context, p store.ClaimParams, d *due, roo
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	some := len(singles) > 0
 	for i, k := range keys {
 		rows := found[i]
 		if len(rows) == 0 {
-			k.base, k.target, k.at, k.near = *k.target, nil, 0, true
+			if k.head == 0 {
+				k.base, k.target, k.at, k.near = *k.target, nil, 0, true
+			}
 			continue
 		}
-		n := cut(rows, small.MaxBytes)
-		dr := &drain{key: k.key, all: n == len(rows) && n < share, to: rows[n-1].id}
-		for j := range rows[:n] {
-			r := &rows[j]
-			if r.later {
-				dr.scheduled = append(dr.scheduled, *r)
-				continue
-			}
-			if err := l.ses.st.fetchLarge(ctx, r); err != nil {
-				return err
-			}
-			r.rec.Sequence = outrider.Sequence{Pos: r.id}
-			if len(dr.ids) == 0 {
-				r.rec.Starts = k.starts
-			}
-			dr.ids = append(dr.ids, r.id)
-			dr.records = append(dr.records, r.rec)
+		n := cut(rows[:min(len(rows), share)], bytes)
+		if some && rows[0].size > bytes {
+			continue // another time
+		}
+		bytes -= bytesOf(rows[:n])
+		some = true
+		dr, err := l.drain(ctx, k, rows[:n], n == len(rows))
+		if err != nil {
+			return err
 		}
 		d.drains = append(d.drains, dr)
 	}
 	return nil
+}
+
+// drainable picks held keys of which successors may be read now.
+func (l *lease) drainable(heads map[int64]bool) []*heldKey {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var keys []*heldKey
+	for _, k := range l.held {
+		if k.inHand > 0 || !k.ready(l) {
+			continue
+		}
+		if k.head != 0 && heads[k.head] && k.target != nil || k.head == 0 && k.aim(l) {
+			keys = append(keys, k)
+		}
+		if len(keys) == maxDrains {
+			break
+		}
+	}
+	return keys
+}
+
+// drain makes what a claim has of a held key. Called with mu held.
+func (l *lease) drain(ctx context.Context, k *heldKey, rows []row, all bool) (*drain, error) {
+	dr := &drain{key: k.key, all: all, to: rows[len(rows)-1].id}
+	for j := range rows {
+		r := &rows[j]
+		if r.later {
+			dr.scheduled = append(dr.scheduled, *r)
+			continue
+		}
+		if err := l.ses.st.fetchLarge(ctx, r); err != nil {
+			return nil, err
+		}
+		r.rec.Sequence = outrider.Sequence{Pos: r.id}
+		if len(dr.ids) == 0 && k.head == 0 {
+			r.rec.Starts = k.starts
+		}
+		dr.ids = append(dr.ids, r.id)
+		dr.records = append(dr.records, r.rec)
+	}
+	return dr, nil
 }
 
 // pick makes the claim of what was read.
@@ -375,9 +411,7 @@ func (d *due) begin(ctx context.Context, singles []single) error {
 	var marked []int64
 	d.page = l.nextPage()
 	for i := range c.Records {
-		if i >= len(d.singles) {
-			c.Records[i].Sequence.Page = d.page
-		}
+		c.Records[i].Sequence.Page = d.page
 	}
 	first := func(b *pgx.Batch) *pgx.QueuedQuery {
 		return b.Queue(`update outbox_leases set writes = writes + 1, page = greatest(page, $4) where lease = $1 and epoch = $2 and writes = $3`,
@@ -385,7 +419,7 @@ func (d *due) begin(ctx context.Context, singles []single) error {
 	}
 	others := []func(*pgx.Batch){func(b *pgx.Batch) {
 		b.Queue(`
-			update outbox_exceptions set state = 'PUBLISHING', alone = $6, together = 0
+			update outbox_exceptions set state = 'PUBLISHING', alone = $6
 			where `+fenced+` and destination = $4 and id = any($5) and state in ('WAITING', 'SCHEDULED', 'PUBLISHING')
 			returning id`, l.ID, l.Epoch, l.writes+1, l.Destination, ids, c.Alone).
 			Query(func(r pgx.Rows) (err error) {
@@ -402,7 +436,7 @@ func (d *due) begin(ctx context.Context, singles []single) error {
 		for _, dr := range d.drains {
 			k := l.held[dr.key]
 			b.Queue(putKeySQL, l.ID, l.Epoch, l.writes+1, l.Destination, k.key, k.lane, k.head, k.base.text, &k.target.text,
-				k.at, lowest(k.low, k.next), max(1, len(dr.ids)), k.starts, k.together, k.suspects, k.page)
+				k.at, lowest(k.low, k.next), max(1, len(dr.ids)), k.starts, k.together, k.suspects)
 			if c.Alone {
 				b.Queue(`update outbox_held_keys set alone = true where `+fenced+` and destination = $4 and event_key = $5`,
 					l.ID, l.Epoch, l.writes+1, l.Destination, k.key)
@@ -449,6 +483,9 @@ func (d *due) drop(ids, marked []int64) {
 		}
 		delete(l.inHand, id)
 		l.exceptions--
+		if k := l.held[c.Records[i].Key]; k != nil && k.head == id {
+			k.head, k.at = 0, id // skipped
+		}
 	}
 	shift := len(d.singles) - len(singles)
 	c.Records = append(records, c.Records[len(d.singles):]...)

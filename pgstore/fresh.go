@@ -68,7 +68,7 @@ func (l *lease) claimFresh(ctx context.Context, p store.ClaimParams) (*store.Cla
 		}
 		l.mu.Lock()
 	}
-	if p.MaxExceptions > 0 && l.exceptions+len(l.held) >= p.MaxExceptions {
+	if l.burdened(p.MaxExceptions) {
 		l.mu.Unlock()
 		return nil, nil
 	}
@@ -100,6 +100,13 @@ func (l *lease) claimFresh(ctx context.Context, p store.ClaimParams) (*store.Cla
 		return l.openWindow(ctx, p, pos, stop)
 	}
 	return l.readWindow(ctx, p, pos)
+}
+
+// burdened reports whether there are so many exceptions that nothing new is
+// read. Keys that are being drained without one are on their way back; what
+// bounds them is only meant to keep memory within bounds. Called with mu held.
+func (l *lease) burdened(limit int) bool {
+	return limit > 0 && (l.exceptions >= limit || len(l.held) >= 4*limit)
 }
 
 // exclusive reports whether a piece of what was in hand at a death is in hand.
@@ -203,20 +210,19 @@ func (l *lease) readWindow(ctx context.Context, p store.ClaimParams, pos positio
 	from := pos.at
 	if from < pos.hi {
 		err := q(st.sql.older, mask(l.Lanes), inline(p), pos.base.xmax, pos.base.xipText(), pos.hi, from,
-			pos.target.text, p.MaxRecords)
+			pos.target.text, p.MaxRecords+1)
 		if err != nil {
 			return nil, fmt.Errorf("pgstore: read lease %d: %w", l.ID, err)
 		}
 	}
-	if room := p.MaxRecords - len(rows); room > 0 {
+	if room := p.MaxRecords + 1 - len(rows); room > 0 {
 		err := q(st.sql.newer, mask(l.Lanes), inline(p), max(from, pos.hi), pos.top, pos.target.text, room)
 		if err != nil {
 			return nil, fmt.Errorf("pgstore: read lease %d: %w", l.ID, err)
 		}
 	}
-	n := cut(rows, p.MaxBytes)
-	pg := page{Base: pos.base.text, Snap: pos.target.text, From: from, Top: pos.top,
-		Last: n == len(rows) && n < p.MaxRecords}
+	n := cut(rows[:min(len(rows), p.MaxRecords)], p.MaxBytes)
+	pg := page{Base: pos.base.text, Snap: pos.target.text, From: from, Top: pos.top, Last: n == len(rows)}
 	rows = rows[:n]
 	pg.To = max(from, pos.top)
 	if !pg.Last {
@@ -231,7 +237,7 @@ func (l *lease) readAgain(ctx context.Context, p store.ClaimParams, pg page) (*s
 	if pg.Limit > 0 {
 		limit = min(limit, pg.Limit)
 	}
-	res, err := l.ses.st.pool.Query(ctx, l.ses.st.sql.again, mask(l.Lanes), inline(p), pg.From, pg.To, pg.Snap, pg.Base, limit)
+	res, err := l.ses.st.pool.Query(ctx, l.ses.st.sql.again, mask(l.Lanes), inline(p), pg.From, pg.To, pg.Snap, pg.Base, limit+1)
 	if err != nil {
 		return nil, fmt.Errorf("pgstore: read lease %d again: %w", l.ID, err)
 	}
@@ -239,8 +245,8 @@ func (l *lease) readAgain(ctx context.Context, p store.ClaimParams, pg page) (*s
 	if err != nil {
 		return nil, fmt.Errorf("pgstore: read lease %d again: %w", l.ID, err)
 	}
-	n := cut(rows, p.MaxBytes)
-	whole := n == len(rows) && n < limit
+	n := cut(rows[:min(len(rows), limit)], p.MaxBytes)
+	whole := n == len(rows)
 	rows = rows[:n]
 	l.mu.Lock()
 	pos := l.read
@@ -321,7 +327,7 @@ func (l *lease) handOut(ctx context.Context, p store.ClaimParams, pos position, 
 		if p.KeyShare > 0 && key != "" {
 			if count[key]++; count[key] > p.KeyShare {
 				k := &heldKey{key: key, lane: r.rec.Lane, base: pos.base, target: after.target,
-					at: r.id - 1, low: r.id, page: pg.Page, born: f.no, wait: f.no}
+					at: r.id - 1, low: r.id, born: f.no, wait: f.no}
 				if pg.Last {
 					snap := after.base
 					k.target = &snap

@@ -335,7 +335,7 @@ func (s *Store) entries(ctx context.Context, ids []int64, p store.ListParams) ([
 		}
 		e.DueIn = time.Duration(due * float64(time.Second))
 		e.State = stateOf(state, e.Reason)
-		if p.State == store.Unchanged || p.State == e.State || p.State == store.Pending && e.State.String() == "PENDING" {
+		if p.State == store.Unchanged || p.State == e.State {
 			out = append(out, e)
 		}
 	}
@@ -399,15 +399,11 @@ func (s *Store) find(ctx context.Context, id string) ([]int64, error) {
 	if err == nil {
 		var ids []int64
 		if ids, err = pgx.CollectRows(rows, pgx.RowTo[int64]); err == nil {
-			if len(ids) == 0 {
-				return nil, outrider.WithHint(fmt.Errorf("pgstore: there is no event with the id %s", id),
-					"it takes an event's id (a UUID) or a row's (a number); it may have left with its partition")
-			}
 			return ids, nil
 		}
 	}
-	if isCode(err, "22P02") {
-		return nil, outrider.WithHint(fmt.Errorf("pgstore: %q is neither a UUID nor a number", id), "take the id from `outrider list`")
+	if isCode(err, "22P02") { // neither a UUID nor a number: nothing has that id
+		return nil, nil
 	}
 	return nil, privilegeError(fmt.Errorf("pgstore: find %s: %w", id, err))
 }

@@ -22,7 +22,7 @@ type lease struct {
 	writing sync.Mutex
 	writes  int64    // outbox_leases.writes as last known
 	unsure  *written // a write whose answer was lost
-	last    *written // the last one that was recognised as done after all
+	last    *written // the last one that is known to be done
 
 	// mu guards the rest, and is held for work in memory only.
 	mu   sync.Mutex
@@ -146,13 +146,12 @@ func (l *lease) write(ctx context.Context, what *written, first func(*pgx.Batch)
 			return err
 		}
 		if l.last == what {
-			l.last = nil
 			return nil
 		}
 		return store.ErrFenced
 	}
 	l.writes++
-	l.unsure = nil
+	l.unsure, l.last = nil, what
 	what.apply()
 	return nil
 }

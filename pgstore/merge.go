@@ -42,9 +42,7 @@ func (ses *session) Merge(ctx context.Context, a, b store.Lease) (store.Lease, b
 	if err := ses.join(ctx, la, lb); err != nil {
 		return a, false, err
 	}
-	ses.leases.Lock()
-	delete(ses.leases.m, lb.ID)
-	ses.leases.Unlock()
+	ses.leases.drop(lb.Lease)
 	return la.Lease, true, nil
 }
 

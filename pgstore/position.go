@@ -60,11 +60,10 @@ func (h hand) died(clean bool) hand {
 	for _, p := range h.Open {
 		total += p.N
 	}
-	var out hand
+	out := hand{Open: []page{}}
 	for _, p := range h.Open {
 		switch {
-		case clean:
-			p.Limit = 0
+		case clean: // a piece stays one
 		case p.Alone:
 			p.Limit = 1
 			p.Starts++
@@ -116,7 +115,6 @@ type heldKey struct {
 	suspects int
 	together int
 	starts   int
-	page     int64
 
 	// born is the number of the claim at which the key was held back.
 	born int64

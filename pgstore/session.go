@@ -26,8 +26,14 @@ type session struct {
 	conn   *pgx.Conn
 	lock   int64
 	left   bool
-	// gone is when a relay's lock was first found free, by its lock's number.
-	gone map[int64]time.Time
+	// gone is the relays whose lock was found free, by its number.
+	gone map[int64]departed
+}
+
+// departed is a relay whose connection has ended.
+type departed struct {
+	since time.Time // when that was first noticed
+	grace time.Duration
 }
 
 // Join implements store.Store.
@@ -38,7 +44,7 @@ func (s *Store) Join(ctx context.Context, p store.JoinParams) (store.Session, er
 	if err := s.checkSource(ctx); err != nil {
 		return nil, err
 	}
-	ses := &session{st: s, params: p, gone: map[int64]time.Time{}}
+	ses := &session{st: s, params: p, gone: map[int64]departed{}}
 	ses.leases.m = map[int64]*lease{}
 	for _, d := range p.Destinations {
 		if err := s.addDestination(ctx, d); err != nil {
@@ -157,9 +163,9 @@ func (ses *session) connect(ctx context.Context) error {
 		_, err = conn.Exec(ctx, `
 			with old as (delete from outbox_relays where lock = $2),
 			     moved as (update outbox_leases set owner_lock = $1 where owner_lock = $2)
-			insert into outbox_relays (lock, relay, expires_at)
-			values ($1, $3, clock_timestamp() + $4 * interval '1 microsecond')`,
-			lock, ses.lock, ses.params.Relay, ses.params.TTL.Microseconds())
+			insert into outbox_relays (lock, relay, grace, expires_at)
+			values ($1, $3, $5 * interval '1 microsecond', clock_timestamp() + $4 * interval '1 microsecond')`,
+			lock, ses.lock, ses.params.Relay, ses.params.TTL.Microseconds(), ses.params.Grace.Microseconds())
 	}
 	if err != nil {
 		_ = conn.Close(context.WithoutCancel(ctx))
@@ -173,13 +179,8 @@ func (ses *session) connect(ctx context.Context) error {
 func (ses *session) Renew(ctx context.Context, leases []store.Lease) (store.Renewal, error) {
 	ses.connMu.Lock()
 	defer ses.connMu.Unlock()
-	if ses.left {
-		return store.Renewal{}, errors.New("pgstore: the session has left")
-	}
-	if ses.conn == nil || ses.conn.IsClosed() {
-		if err := ses.connect(ctx); err != nil {
-			return store.Renewal{}, err
-		}
+	if err := ses.ensure(ctx); err != nil {
+		return store.Renewal{}, err
 	}
 	ids := make([]int64, len(leases))
 	for i, l := range leases {
@@ -187,18 +188,13 @@ func (ses *session) Renew(ctx context.Context, leases []store.Lease) (store.Rene
 	}
 	held, relays, err := ses.renew(ctx, ids)
 	if err != nil {
-		if ses.conn.IsClosed() {
-			ses.conn = nil
-		}
 		return store.Renewal{}, fmt.Errorf("pgstore: renew: %w", err)
 	}
 	r := store.Renewal{Relays: relays}
 	for _, l := range leases {
 		if held[l.ID] != l.Epoch {
 			r.Lost = append(r.Lost, l.ID)
-			ses.leases.Lock()
-			delete(ses.leases.m, l.ID)
-			ses.leases.Unlock()
+			ses.leases.drop(l)
 		}
 	}
 	return r, nil
@@ -233,20 +229,21 @@ func (ses *session) renew(ctx context.Context, ids []int64) (map[int64]int64, in
 			return err
 		})
 	relays := 1
-	seen := map[int64]time.Time{}
-	b.Queue(`select lock, pg_try_advisory_xact_lock_shared(lock), expires_at < clock_timestamp()
+	seen := map[int64]departed{}
+	b.Queue(`select lock, pg_try_advisory_xact_lock_shared(lock), expires_at < clock_timestamp(),
+			(extract(epoch from grace) * 1000000)::bigint
 		from outbox_relays where lock <> $1`, ses.lock).
 		Query(func(rows pgx.Rows) error {
-			var lock int64
+			var lock, grace int64
 			var free, expired bool
-			_, err := pgx.ForEachRow(rows, []any{&lock, &free, &expired}, func() error {
+			_, err := pgx.ForEachRow(rows, []any{&lock, &free, &expired, &grace}, func() error {
 				switch {
 				case free:
-					first, ok := ses.gone[lock]
+					d, ok := ses.gone[lock]
 					if !ok {
-						first = time.Now()
+						d = departed{time.Now(), time.Duration(grace) * time.Microsecond}
 					}
-					seen[lock] = first
+					seen[lock] = d
 				case !expired:
 					relays++
 				}
@@ -261,23 +258,35 @@ func (ses *session) renew(ctx context.Context, ids []int64) (map[int64]int64, in
 	return held, relays, nil
 }
 
-// dead is the locks of relays that have been gone for at least the grace.
-func (ses *session) dead() []int64 {
+// look brings up to date who else is alive, and returns the session's own lock
+// and those of relays that have been gone for at least their grace.
+func (ses *session) look(ctx context.Context) (own int64, dead []int64, err error) {
 	ses.connMu.Lock()
 	defer ses.connMu.Unlock()
-	out := []int64{}
-	for lock, since := range ses.gone {
-		if time.Since(since) >= ses.params.Grace {
-			out = append(out, lock)
+	if err := ses.ensure(ctx); err != nil {
+		return 0, nil, err
+	}
+	if _, _, err := ses.renew(ctx, []int64{}); err != nil {
+		return 0, nil, fmt.Errorf("pgstore: %w", err)
+	}
+	dead = []int64{}
+	for lock, d := range ses.gone {
+		if time.Since(d.since) >= d.grace {
+			dead = append(dead, lock)
 		}
 	}
-	return out
+	return ses.lock, dead, nil
 }
 
-func (ses *session) ownLock() int64 {
-	ses.connMu.Lock()
-	defer ses.connMu.Unlock()
-	return ses.lock
+// ensure reconnects if need be. Called with connMu held.
+func (ses *session) ensure(ctx context.Context) error {
+	if ses.left {
+		return errors.New("pgstore: the session has left")
+	}
+	if ses.conn == nil || ses.conn.IsClosed() {
+		return ses.connect(ctx)
+	}
+	return nil
 }
 
 // Leave implements store.Session.
@@ -291,11 +300,11 @@ func (ses *session) Leave(ctx context.Context) error {
 	if ses.conn == nil {
 		return nil
 	}
-	// The row goes only if nothing is held any more; else it stays until the
-	// others have taken that over.
+	// What is still held is over at once, and for whoever takes it over it is
+	// as after a death.
 	_, err := ses.conn.Exec(ctx, `
-		delete from outbox_relays where lock = $1
-		and not exists (select from outbox_leases where owner_lock = $1)`, ses.lock)
+		with gone as (delete from outbox_relays where lock = $1)
+		update outbox_leases set expires_at = '-infinity' where owner_lock = $1`, ses.lock)
 	if cerr := ses.conn.Close(ctx); err == nil {
 		err = cerr
 	}

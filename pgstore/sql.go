@@ -83,9 +83,9 @@ func newStatements(payload string) statements {
 			  and not pg_visible_in_snapshot(e.tx_id, $6::pg_snapshot)
 			order by coalesce(e.event_key, e.aggregate_id), e.id limit $7`,
 
-		due: `select ` + cols + `, x.attempts, x.starts, x.together, x.page,
+		due: `select ` + cols + `, x.attempts, x.starts, x.together,
 				coalesce((extract(epoch from clock_timestamp() - x.first_failed) * 1000000)::bigint, 0) as waited,
-				x.id as xid, x.event_key as xkey, x.state
+				x.id as xid, x.state
 			from outbox_exceptions x left join outbox_events e on e.id = x.id
 			where x.destination = $3 and (($1::bigint >> x.lane::int) & 1) = 1
 			  and x.state in ('WAITING', 'SCHEDULED', 'PUBLISHING') and x.due_at <= clock_timestamp()

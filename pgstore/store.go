@@ -251,6 +251,15 @@ type locked struct {
 	m map[int64]*lease
 }
 
+// drop forgets a lease, unless it has been acquired anew.
+func (l *locked) drop(sl store.Lease) {
+	l.Lock()
+	defer l.Unlock()
+	if have := l.m[sl.ID]; have != nil && have.Epoch == sl.Epoch {
+		delete(l.m, sl.ID)
+	}
+}
+
 func (l *locked) get(id int64) *lease {
 	l.Lock()
 	defer l.Unlock()

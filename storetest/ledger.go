@@ -177,8 +177,12 @@ func (l *Ledger) Delivered(destination string, r outrider.Record) {
 	}
 	p.delivered++
 	if p.delivered > 1 {
-		if l.Sequences && r.Sequence != p.sequence {
+		// What is read by its key after a failure may have got a later one.
+		if l.Sequences && r.Sequence.String() < p.sequence.String() {
 			l.fault("%s: event %s was delivered with sequence %v, again with %v", destination, r.ID, p.sequence, r.Sequence)
+		}
+		if v := l.views[destination]; v != nil && r.Sequence.String() > v.last[r.Key].String() && !r.Unordered {
+			v.last[r.Key] = r.Sequence
 		}
 		return
 	}

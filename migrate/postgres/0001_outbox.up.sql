@@ -81,6 +81,7 @@ create index outbox_leases_destination_idx on outbox_leases (destination);
 create table outbox_relays (
     lock       bigint primary key,    -- advisory lock held by its connection
     relay      text        not null,
+    grace      interval    not null,  -- how long after its connection ended it may still send
     expires_at timestamptz not null
 ) with (fillfactor = 40);
 
@@ -101,7 +102,6 @@ create table outbox_exceptions (
     starts       int         not null default 0,
     together     int         not null default 0,
     alone        boolean     not null default false,
-    page         bigint      not null default 0,
     class        text        not null default '',
     message      text        not null default '',
     created_at   timestamptz not null, -- the event's
@@ -129,7 +129,6 @@ create table outbox_held_keys (
     together    int         not null default 0,
     suspects    int         not null default 0,
     alone       boolean     not null default false,
-    page        bigint      not null default 0,
     freed       boolean     not null default false, -- by an operator; the owner takes note
     since       timestamptz not null default clock_timestamp(),
     primary key (destination, event_key)
