@@ -63,6 +63,8 @@ type app struct {
 	json     bool
 	// open is daemon.OpenStore; tests put in a store of theirs.
 	open func(context.Context, config.Source, *slog.Logger) (store.Store, error)
+	// command is which one it is, for hints.
+	command string
 	// redact takes secrets out of whatever is printed.
 	redact func(string) string
 }
@@ -100,6 +102,7 @@ func (a *app) run(args []string) (code int) {
 		return a.usage(err)
 	}
 	a.json = c.Output == "json"
+	a.command = k.Selected().FullPath()
 	if err := k.Run(a); err != nil {
 		var u *usageError
 		if errors.As(err, &u) {
@@ -133,8 +136,11 @@ func (a *app) usage(err error) int {
 	if outrider.Hint(err) == "" {
 		command := "outrider"
 		var p *kong.ParseError
-		if errors.As(err, &p) && p.Context != nil && p.Context.Command() != "" {
-			command += " " + strings.Fields(p.Context.Command())[0]
+		switch {
+		case a.command != "":
+			command = a.command
+		case errors.As(err, &p) && p.Context != nil && p.Context.Selected() != nil:
+			command = p.Context.Selected().FullPath()
 		}
 		err = outrider.WithHint(err, command+" --help")
 	}

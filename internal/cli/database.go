@@ -56,11 +56,10 @@ func (s *selection) config(a *app) (*config.Config, error) {
 	var c *config.Config
 	var err error
 	if s.DB != "" {
-		c, err = config.Adhoc(s.DB, "")
-	} else {
-		c, err = config.Load(s.File)
-	}
-	if err != nil {
+		if c, err = config.Adhoc(s.DB, ""); err != nil {
+			return nil, usageOf(err)
+		}
+	} else if c, err = config.Load(s.File); err != nil {
 		return nil, err
 	}
 	a.redact = c.Redact

@@ -40,8 +40,11 @@ func (c *statusCmd) Run(a *app) error {
 			view.Sources = append(view.Sources, viewStatus(src.Name, s))
 			return nil
 		})
+		if err != nil && len(sources) > 1 {
+			err = outrider.WithHint(fmt.Errorf("source %s: %w", src.Name, err), outrider.Hint(err))
+		}
 		if err != nil {
-			return outrider.WithHint(fmt.Errorf("source %s: %w", src.Name, err), outrider.Hint(err))
+			return err
 		}
 	}
 	return a.print(view, func(w io.Writer) {
@@ -270,6 +273,9 @@ func (c *showCmd) write(w io.Writer, d store.Detail) {
 	c.writePayload(w, r)
 	for _, e := range d.Entries {
 		fmt.Fprintf(w, "%s: %s\n", e.Destination, standing(e))
+		if e.State == store.Failed {
+			fmt.Fprintf(w, "to give it up and let its key go on: outrider skip %s%s\n", quote(e.Row), c.flags())
+		}
 	}
 }
 
@@ -317,11 +323,7 @@ func standing(e store.Entry) string {
 func (c *showCmd) next(events []store.Detail) string {
 	for _, d := range events {
 		for _, e := range d.Entries {
-			switch {
-			case e.State == store.Failed:
-				return fmt.Sprintf("outrider retry %s%s (repaired: send it again) or outrider skip %s%s (give it up)",
-					quote(e.Row), c.flags(), quote(e.Row), c.flags())
-			case e.State == store.Waiting:
+			if e.State == store.Failed || e.State == store.Waiting {
 				return "outrider retry " + quote(e.Row) + c.flags()
 			}
 			if head, ok := strings.CutPrefix(e.Reason, "held behind "); ok {

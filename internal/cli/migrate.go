@@ -3,6 +3,7 @@ package cli
 import (
 	"fmt"
 	"io"
+	"os"
 	"time"
 
 	"github.com/outrider-dev/outrider"
@@ -56,6 +57,19 @@ func (s *schema) options(a *app) (migrate.Options, error) {
 		o.Payload = outrider.PayloadJSON
 	}
 	return o, nil
+}
+
+// existing is open for what makes no sense on a file that is not there: SQLite
+// would make an empty one.
+func (s *schema) existing(a *app, f func(src config.Source, o migrate.Options, db migrateDB) error) error {
+	return s.open(a, func(src config.Source, o migrate.Options, db migrateDB) error {
+		if src.SQLite != nil {
+			if _, err := os.Stat(string(src.SQLite.Path)); err != nil {
+				return outrider.WithHint(err, "outrider migrate up"+s.flags()+" makes it")
+			}
+		}
+		return f(src, o, db)
+	})
 }
 
 // open opens the database and hands on what to do with it.
@@ -132,7 +146,7 @@ type migrateDownCmd struct {
 }
 
 func (c *migrateDownCmd) Run(a *app) error {
-	return c.open(a, func(_ config.Source, o migrate.Options, db migrateDB) error {
+	return c.existing(a, func(_ config.Source, o migrate.Options, db migrateDB) error {
 		o.Force = c.Force
 		steps, err := migrate.Down(a.ctx, db, o)
 		if err != nil {
@@ -156,7 +170,7 @@ type migrateStatusView struct {
 }
 
 func (c *migrateStatusCmd) Run(a *app) error {
-	return c.open(a, func(_ config.Source, o migrate.Options, db migrateDB) error {
+	return c.existing(a, func(_ config.Source, o migrate.Options, db migrateDB) error {
 		s, err := migrate.Status(a.ctx, db, o)
 		if err != nil {
 			return err

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outrider-dev/outrider"
 	"github.com/outrider-dev/outrider/route"
 )
 
@@ -22,7 +23,7 @@ const maxFile = 1 << 20
 func Load(file string) (*Config, error) {
 	info, err := os.Stat(file)
 	if err != nil {
-		return nil, err
+		return nil, outrider.WithHint(err, "outrider dev needs no file; docs/CONFIG.md begins with one to copy")
 	}
 	if info.Size() > maxFile {
 		return nil, fmt.Errorf("%s: a configuration has at most %d bytes", file, maxFile)

@@ -1,0 +1,316 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/outrider-dev/outrider"
+	"github.com/outrider-dev/outrider/internal/config"
+	"github.com/outrider-dev/outrider/internal/daemon"
+	"github.com/outrider-dev/outrider/store"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+// fakeStore shows one event in each state, and can be operated on.
+type fakeStore struct {
+	store.Store
+	relays  bool
+	moved   bool
+	targets []store.Target
+}
+
+func (*fakeStore) Close() error { return nil }
+
+var at = time.Date(2026, 1, 2, 3, 4, 5, 678_000_000, time.UTC)
+
+func (f *fakeStore) Status(context.Context) (store.Status, error) {
+	s := store.Status{
+		Destinations: []store.DestinationStatus{
+			{Name: "audit", Leases: []store.LeaseStatus{{ID: 1, Count: 64, Epoch: 3}}},
+			{
+				Name: "orders", OldestPending: 2*time.Hour + 4*time.Minute, OldestBlocked: 90 * time.Second, OldestFailed: 50 * time.Hour,
+				Pending: store.Count{N: 100000, Estimate: true}, Publishing: store.Count{N: 12}, Waiting: store.Count{N: 3},
+				Scheduled: store.Count{N: 1}, Failed: store.Count{N: 2}, BlockedKeys: store.Count{N: 1},
+				Leases: []store.LeaseStatus{{ID: 9007199254740993, Count: 40, Owner: "a/1", Epoch: 9007199254740993, Expires: 14 * time.Second}, {ID: 3, Count: 24}},
+			},
+		},
+		Warnings: []string{"partitions end in 2 days\nmake more"},
+	}
+	if f.relays {
+		s.Relays = []store.RelayStatus{{Name: "a/1", Seen: 250 * time.Millisecond}}
+	}
+	return s, nil
+}
+
+var entries = []store.Entry{
+	{Destination: "orders", Row: "17", EventID: "0190a6e2-0000-7000-8000-000000000017", Type: "OrderPlaced", AggregateType: "order", AggregateID: "42",
+		Key: "customer-7", State: store.Failed, Attempts: 20, Class: "oversize", Message: "payload and headers are over\nthe limit \x1b[31m", CreatedAt: at, LastFailure: at.Add(time.Minute)},
+	{Destination: "orders", Row: "18", EventID: "0190a6e2-0000-7000-8000-000000000018", Type: "OrderPaid", AggregateType: "order", AggregateID: "42",
+		Key: "customer-7", State: store.Pending, Reason: "held behind 17", CreatedAt: at.Add(time.Second)},
+	{Destination: "orders", Row: "19", EventID: "0190a6e2-0000-7000-8000-000000000019", Type: "OrderPaid", AggregateType: "order", AggregateID: "43",
+		Key: "it's a key", State: store.Waiting, Reason: "retry", Attempts: 2, Class: "timeout", Message: "no answer", DueIn: 3500 * time.Millisecond, CreatedAt: at, LastFailure: at.Add(time.Second)},
+	{Destination: "orders", Row: "9007199254740993", EventID: "0190a6e2-0000-7000-8000-000000000020", Type: "Ping", AggregateType: "probe", AggregateID: "1",
+		Unordered: true, State: store.Scheduled, Reason: "due later", DueIn: 25 * time.Hour, CreatedAt: at},
+}
+
+func (f *fakeStore) List(_ context.Context, p store.ListParams) (store.Page, error) {
+	if p.Type == "None" {
+		return store.Page{}, nil
+	}
+	page := store.Page{Entries: entries}
+	if p.Limit == 2 {
+		page.Entries, page.Next = entries[:2], "18"
+	}
+	return page, nil
+}
+
+func (f *fakeStore) Show(_ context.Context, id string) ([]store.Detail, error) {
+	for _, e := range entries {
+		if e.Row == id || e.EventID == id {
+			d := store.Detail{Entries: []store.Entry{e}, Record: outrider.Record{Row: e.Row, Lane: 5, CreatedAt: e.CreatedAt}}
+			d.Record.Event = outrider.Event{
+				ID: e.EventID, Type: e.Type, AggregateType: e.AggregateType, AggregateID: e.AggregateID, Key: e.Key,
+				Unordered: e.Unordered, ContentType: "application/json", Payload: []byte("{\"total\": 1.00,\n \"big\": 9007199254740993}"),
+				Headers: map[string]string{"tenant": "acme", "b": "2"}, Traceparent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+			}
+			switch id {
+			case "18":
+				d.Record.Payload = []byte{0xff, 0}
+			case "19":
+				d.Record.Payload = []byte(strings.Repeat("0123456789", 500))
+			}
+			return []store.Detail{d}, nil
+		}
+	}
+	return nil, nil
+}
+
+func (f *fakeStore) Retry(_ context.Context, t store.Target) (int, error) { return f.operate(t) }
+
+func (f *fakeStore) Skip(_ context.Context, t store.Target) (int, error) { return f.operate(t) }
+
+func (f *fakeStore) operate(t store.Target) (int, error) {
+	f.targets = append(f.targets, t)
+	if t.ID == "99" {
+		return 0, nil
+	}
+	if t.ID == "broken" {
+		return 0, outrider.WithHint(errors.New("connection to postgres://app:s3cr3t@db/shop lost"), "look at s3cr3t")
+	}
+	return 1, nil
+}
+
+func (f *fakeStore) Rebase(_ context.Context, dry bool) (store.RebaseReport, error) {
+	if !f.moved {
+		return store.RebaseReport{From: "7300", To: "7300"}, nil
+	}
+	return store.RebaseReport{From: "7300", To: "7400", Pending: map[string]int64{"orders": 12, "audit": 1}, Changed: !dry}, nil
+}
+
+// bareStore can do nothing of it.
+type bareStore struct{ store.Store }
+
+func (bareStore) Close() error { return nil }
+
+// call runs a command line against a store and gives back all that it printed.
+func call(t *testing.T, st store.Store, args ...string) string {
+	t.Helper()
+	var out, errs strings.Builder
+	a := &app{ctx: t.Context(), in: strings.NewReader(""), out: &out, err: &errs, open: daemon.OpenStore}
+	if st != nil {
+		a.open = func(context.Context, config.Source, *slog.Logger) (store.Store, error) { return st, nil }
+	}
+	code := a.run(args)
+	var b strings.Builder
+	fmt.Fprintf(&b, "$ outrider")
+	for _, arg := range args {
+		b.WriteString(" " + quote(arg))
+	}
+	fmt.Fprintf(&b, "\n%s", out.String())
+	if errs.Len() > 0 {
+		fmt.Fprintf(&b, "--- standard error\n%s", errs.String())
+	}
+	fmt.Fprintf(&b, "--- exit %d\n\n", code)
+	return b.String()
+}
+
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	file := filepath.Join("testdata", name+".golden")
+	if *update {
+		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("%s differs (-want +got); go test ./internal/cli -run %s -update\n%s", file, t.Name(), diff)
+	}
+}
+
+// cleanEnvironment takes away what would change the outputs.
+func cleanEnvironment(t *testing.T) {
+	t.Helper()
+	for _, name := range []string{"OUTRIDER_DB", "OUTRIDER_CONFIG"} {
+		t.Setenv(name, "")
+		if err := os.Unsetenv(name); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+const db = "postgres://app:s3cr3t@db/shop"
+
+func TestLook(t *testing.T) {
+	cleanEnvironment(t)
+	for name, calls := range map[string][][]string{
+		"status": {
+			{"status", "--db", db}, {"status", "--db", db, "-o", "json"}, {"status", "-c", "testdata/two.yaml"},
+			{"status", "-c", "testdata/two.yaml", "--source", "shop"},
+		},
+		"list": {
+			{"list", "--db", db}, {"list", "--db", db, "-o", "json", "--limit", "2"},
+			{"list", "--db", db, "--limit", "2", "--state", "failed", "--key", "it's", "--destination", "orders"},
+			{"list", "--db", db, "--type", "None"}, {"list", "--db", db, "--type", "None", "-o", "json"},
+			{"list", "-c", "testdata/two.yaml"}, {"list", "--db", db, "--state", "lost"}, {"list", "--db", db, "--limit", "0"},
+		},
+		"show": {
+			{"show", "17", "--db", db}, {"show", "17", "--db", db, "-o", "json"}, {"show", "18", "--db", db}, {"show", "18", "--db", db, "-o", "json"},
+			{"show", "19", "--db", db}, {"show", "9007199254740993", "--db", db}, {"show", "1", "--db", db}, {"show", "--db", db},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got strings.Builder
+			for _, args := range calls {
+				got.WriteString(call(t, &fakeStore{relays: true}, args...))
+			}
+			golden(t, name, got.String())
+		})
+	}
+}
+
+func TestOperate(t *testing.T) {
+	cleanEnvironment(t)
+	f := &fakeStore{}
+	var got strings.Builder
+	for _, args := range [][]string{
+		{"retry", "17", "--db", db}, {"retry", "17", "--db", db, "-o", "json", "--destination", "orders"},
+		{"skip", "--key", "customer-7", "--db", db}, {"skip", "99", "--db", db}, {"retry", "--key", "nobody", "17", "--db", db},
+		{"skip", "--db", db}, {"skip", "broken", "--db", db}, {"skip", "17"}, {"skip", "17", "--db", db, "-c", "x"}, {"skip", "17", "--db", "mysql://x"},
+		{"status", "--db", db},
+	} {
+		got.WriteString(call(t, f, args...))
+	}
+	got.WriteString(call(t, bareStore{}, "retry", "17", "--db", db))
+	golden(t, "operate", got.String())
+	want := []store.Target{{ID: "17"}, {ID: "17", Destination: "orders"}, {Key: "customer-7"}, {ID: "99"}, {ID: "broken"}}
+	if diff := cmp.Diff(want, f.targets); diff != "" {
+		t.Errorf("targets (-want +got)\n%s", diff)
+	}
+}
+
+func TestRebase(t *testing.T) {
+	cleanEnvironment(t)
+	var got strings.Builder
+	for _, args := range [][]string{
+		{"rebase", "--db", db, "--dry-run"}, {"rebase", "--db", db}, {"rebase", "--db", db, "-o", "json"},
+	} {
+		got.WriteString(call(t, &fakeStore{moved: true}, args...))
+	}
+	got.WriteString(call(t, &fakeStore{}, "rebase", "--db", db))
+	got.WriteString(call(t, bareStore{}, "rebase", "--db", db))
+	golden(t, "rebase", got.String())
+}
+
+// Help texts are part of the interface.
+func TestHelp(t *testing.T) {
+	cleanEnvironment(t)
+	t.Setenv("COLUMNS", "100")
+	var got strings.Builder
+	for _, command := range []string{
+		"", "demo", "dev", "run", "migrate", "migrate up", "migrate status", "migrate down", "migrate sql", "config", "config validate",
+		"status", "list", "show", "retry", "skip", "rebase", "version",
+	} {
+		got.WriteString(call(t, nil, append(strings.Fields(command), "--help")...))
+	}
+	golden(t, "help", got.String())
+}
+
+func TestUsage(t *testing.T) {
+	cleanEnvironment(t)
+	var got strings.Builder
+	for _, args := range [][]string{
+		{"lst"}, {"list", "--kee", "x"}, {"run"}, {"migrate"}, {"migrate", "sql"}, {"dev", "--db", "sqlite:x"},
+		{"dev", "--db", "sqlite:x", "--to", "kafka://h"}, {"dev", "--db", "sqlite:x", "--to", "redis://h/x"},
+		{"dev", "--db", "sqlite:x", "--to", "nats://h:4222/a.{tipe}"}, {"run", "-c", "testdata/absent.yaml"},
+		{"migrate", "sql", "--dialect", "sqlite", "--payload", "json"}, {"demo", "--script", "2s dance"}, {"demo", "--rate", "0"},
+		{"status", "-o", "xml"}, {"status", "--source", "x", "-c", "testdata/two.yaml"}, {"status", "--source", "sho", "-c", "testdata/two.yaml"},
+	} {
+		got.WriteString(call(t, &fakeStore{}, args...))
+	}
+	golden(t, "usage", got.String())
+}
+
+func TestValidate(t *testing.T) {
+	cleanEnvironment(t)
+	var got strings.Builder
+	for _, args := range [][]string{
+		{"config", "validate", "-c", "testdata/two.yaml"}, {"config", "validate", "-c", "testdata/two.yaml", "-o", "json"},
+		{"config", "validate", "-c", "testdata/wrong.yaml"}, {"config", "validate", "-c", "testdata/wrong.yaml", "-o", "json"},
+		{"run", "-c", "testdata/wrong.yaml"},
+	} {
+		got.WriteString(call(t, nil, args...))
+	}
+	golden(t, "validate", got.String())
+}
+
+// What the statements are is the migrations' affair; here it counts that they
+// can be piped into a client as they are, and show how to enqueue.
+func TestMigrateSQL(t *testing.T) {
+	for _, args := range [][]string{{"--dialect", "postgres"}, {"--dialect", "sqlite"}, {"--dialect", "postgres", "--payload", "json"}} {
+		got := call(t, nil, append([]string{"migrate", "sql"}, args...)...)
+		if !strings.Contains(got, "create table outbox_events") || !regexp.MustCompile(`(?i)insert into outbox_events\s+(--\s+)?\(aggregate_type, aggregate_id, event_type, payload, event_key\)`).MatchString(got) ||
+			!strings.Contains(got, "-- next: outrider migrate status") || !strings.Contains(got, "--- exit 0") {
+			t.Errorf("%v:\n%s", args, got)
+		}
+	}
+}
+
+func TestMigrate(t *testing.T) {
+	cleanEnvironment(t)
+	t.Chdir(t.TempDir())
+	var got strings.Builder
+	for _, args := range [][]string{
+		{"migrate", "status", "--db", "sqlite:shop.db"}, {"migrate", "up", "--db", "sqlite:shop.db"},
+		{"migrate", "status", "--db", "sqlite:shop.db"}, {"migrate", "up", "--db", "sqlite:shop.db", "-o", "json"},
+		{"migrate", "status", "--db", "sqlite:shop.db"}, {"migrate", "status", "--db", "sqlite:shop.db", "-o", "json"},
+		{"migrate", "up", "--db", "sqlite:shop.db", "--dialect", "postgres"}, {"migrate", "down", "--db", "sqlite:shop.db"},
+		{"status", "--db", "sqlite:other.db"}, {"migrate", "up", "--db", "sqlite:nowhere/shop.db"},
+	} {
+		got.WriteString(call(t, nil, args...))
+	}
+	text := regexp.MustCompile(`\d{4}-\d\d-\d\dT[\d:.]+Z`).ReplaceAllString(got.String(), "TIME")
+	if wd, err := os.Getwd(); err == nil {
+		text = strings.ReplaceAll(text, wd, "DIR")
+	}
+	t.Chdir(startDir)
+	golden(t, "migrate", text)
+}
+
+// startDir is where the package's files are.
+var startDir, _ = os.Getwd()
