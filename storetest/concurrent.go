@@ -64,10 +64,14 @@ func testConcurrentRelays(b *bench) {
 		relays.Go(func() {
 			rnd := rand.New(rand.NewPCG(2, uint64(i)))
 			for life := 0; !done.Load() && b.ctx.Err() == nil; life++ {
-				m := b.join()
+				m, err := b.tryJoin(terms{})
 				mortal := kills.Add(1) <= 3
-				if mortal {
-					m = b.joinMortal()
+				if mortal && err == nil {
+					m, err = b.tryJoin(b.mortal())
+				}
+				if err != nil {
+					b.t.Error(err)
+					return
 				}
 				m.live(rnd, &done, mortal)
 			}

@@ -261,7 +261,7 @@ func testRelays(b *bench) {
 // A lease outlives its owner's connection by the grace, or until it expires.
 func testConnectionEnds(b *bench) {
 	one := b.joinAs(terms{grace: forever}).takeAll()
-	two := b.join()
+	two := b.joinAs(terms{grace: forever})
 	one.die()
 	for range 5 {
 		if got := two.acquire(64); len(got) > 0 {
@@ -276,10 +276,8 @@ func testConnectionEnds(b *bench) {
 	other := "other"
 	if !b.caps.FanOut {
 		other = mainDest
-		two = nil
 	}
-	_ = two
-	three := b.joinAs(terms{ttl: forever, grace: b.short(), dests: []store.Destination{{Name: other, FromEarliest: true}}})
+	three := b.joinAs(terms{dests: []store.Destination{{Name: other, FromEarliest: true}}})
 	if other == mainDest {
 		return // the only lease is taken
 	}

@@ -24,8 +24,8 @@ import (
 // Its methods may be called from any goroutine. Event ids must be unique.
 type Ledger struct {
 	// Sequences: along the first deliveries of a key Record.Sequence grows,
-	// and an event that may have been delivered keeps its own. Set it before
-	// use.
+	// and one that is delivered again keeps its own or has a higher one than
+	// any. Set it before use.
 	Sequences bool
 
 	mu     sync.Mutex
@@ -176,16 +176,8 @@ func (l *Ledger) Delivered(destination string, r outrider.Record) {
 		return
 	}
 	p.delivered++
-	if p.delivered > 1 {
-		// What is read by its key after a failure may have got a later one.
-		if l.Sequences && r.Sequence.String() < p.sequence.String() {
-			l.fault("%s: event %s was delivered with sequence %v, again with %v", destination, r.ID, p.sequence, r.Sequence)
-		}
-		if v := l.views[destination]; v != nil && r.Sequence.String() > v.last[r.Key].String() && !r.Unordered {
-			v.last[r.Key] = r.Sequence
-		}
-		return
-	}
+	first := p.delivered == 1
+	before := p.sequence
 	p.sequence = r.Sequence
 	if r.Unordered {
 		return
@@ -195,11 +187,15 @@ func (l *Ledger) Delivered(destination string, r outrider.Record) {
 		v = &view{last: map[string]outrider.Sequence{}, done: map[string]int{}}
 		l.views[destination] = v
 	}
-	if l.Sequences {
+	// What is read anew, behind a head that failed, has a place anew.
+	if l.Sequences && (first || r.Sequence != before) {
 		if last := v.last[r.Key]; r.Sequence.String() <= last.String() {
-			l.fault("%s: sequence of key %q went from %v to %v", destination, r.Key, last, r.Sequence)
+			l.fault("%s: event %s has sequence %v, its key went up to %v before, itself to %v", destination, r.ID, r.Sequence, last, before)
 		}
 		v.last[r.Key] = r.Sequence
+	}
+	if !first {
+		return
 	}
 	if delayed(e.event) {
 		return

@@ -116,12 +116,12 @@ func testAttempts(b *bench) {
 			m = b.joinMortal().takeAll()
 		}
 		c = m.nextDue()
-		wantIDs(b.t, "due", c.Records, e...)
+		wantHead(b.t, "due", c.Records, e...)
 		if n := c.Records[0].Attempts; n != i+1 {
 			b.t.Errorf("attempts are %d, want %d", n, i+1)
 		}
-		if n := c.Records[1].Attempts; n != 0 {
-			b.t.Errorf("attempts of a successor are %d", n)
+		if len(c.Records) > 1 && c.Records[1].Attempts != 0 {
+			b.t.Errorf("attempts of a successor are %d", c.Records[1].Attempts)
 		}
 		m.start(c)
 	}
@@ -133,6 +133,8 @@ func testAttempts(b *bench) {
 	}
 	m.start(c)
 	m.finish(c)
+	m.drain(2-len(c.Records), nil)
+	m.idle()
 }
 
 // Evidence is kept as it fits, and whatever bytes it holds.
@@ -213,11 +215,12 @@ func testFailedFree(b *bench) {
 	b.put(a...)
 	m.settle(m.hand(), waiting(1, 0), pending)
 	c = m.nextDue()
-	wantIDs(b.t, "due", c.Records, a...)
+	wantHead(b.t, "due", c.Records, a...)
 	m.start(c)
 	b.ledger.GivenUp(mainDest, a[0].ID)
 	m.deliver(c, 1)
 	m.settle(c, failed(2, true), published)
+	m.drain(2-len(c.Records), nil)
 	m.idle()
 }
 
