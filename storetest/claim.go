@@ -281,8 +281,9 @@ func testPipelineFails(b *bench) {
 		m := b.owner()
 		m.params.MaxRecords = 4
 		var a, all []outrider.Event
+		key := fmt.Sprint("a", depth)
 		for range 2 * depth {
-			x := event("a")
+			x := event(key)
 			a = append(a, x)
 			all = append(all, x, event("b"))
 		}
