@@ -28,6 +28,9 @@ type Config struct {
 	// of it has to keep strangers out.
 	AllowRemote bool `yaml:"allow_remote" default:"false"`
 
+	// What /metrics shows.
+	Metrics Metrics `yaml:"metrics"`
+
 	// What is written to standard error.
 	Log Log `yaml:"log"`
 
@@ -43,6 +46,17 @@ type Config struct {
 	file    string
 	secrets []Secret
 	at      map[string]position
+}
+
+// Metrics are for Prometheus, on /metrics.
+type Metrics struct {
+	// Event types that are a value of the label event_type; all others are
+	// "other", so that nobody's events can make series without end.
+	EventTypes []string `yaml:"event_types" means:"none"`
+
+	// How often the database is asked for what waits and failed, over
+	// connections of their own and whatever the scrapes do.
+	DatabaseEvery time.Duration `yaml:"database_every" default:"15s" special:"off: never" min:"1s" max:"1h"`
 }
 
 // Log is how the relay's messages are written.

@@ -11,10 +11,14 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/outrider-dev/outrider"
 	"github.com/outrider-dev/outrider/internal/config"
 	"github.com/outrider-dev/outrider/relay"
+	"github.com/outrider-dev/outrider/relayprom"
 	"github.com/outrider-dev/outrider/sink"
+	"github.com/outrider-dev/outrider/store"
 )
 
 // Options set up a Daemon.
@@ -49,8 +53,9 @@ type Daemon struct {
 }
 
 type sourceRelay struct {
-	name  string
-	relay *relay.Relay
+	name   string
+	relay  *relay.Relay
+	gauges *databaseGauges // nil: none
 }
 
 // checkTimeout bounds the look at each destination at the start.
@@ -68,14 +73,14 @@ func New(ctx context.Context, o Options) (_ *Daemon, err error) {
 			err = errors.Join(err, d.close(ctx))
 		}
 	}()
-	m := newMetrics(o.Version)
+	registry := newRegistry(o.Version)
 	for _, s := range o.Config.Sources {
-		if err := d.addSource(ctx, o, s, m); err != nil {
+		if err := d.addSource(ctx, o, s, registry); err != nil {
 			return nil, outrider.WithHint(fmt.Errorf("source %s: %w", s.Name, err), outrider.Hint(err))
 		}
 	}
 	if o.Config.Listen != config.Off {
-		if err := d.listen(ctx, o.Config.Listen, m.registry); err != nil {
+		if err := d.listen(ctx, o.Config.Listen, registry); err != nil {
 			return nil, err
 		}
 	}
@@ -83,7 +88,7 @@ func New(ctx context.Context, o Options) (_ *Daemon, err error) {
 }
 
 // addSource opens a source with its destinations and makes its relay.
-func (d *Daemon) addSource(ctx context.Context, o Options, s config.Source, m *metrics) error {
+func (d *Daemon) addSource(ctx context.Context, o Options, s config.Source, registry *prometheus.Registry) error {
 	log := d.log.With("source", s.Name)
 	st, err := OpenStore(ctx, s, log)
 	if err != nil {
@@ -101,14 +106,46 @@ func (d *Daemon) addSource(ctx context.Context, o Options, s config.Source, m *m
 		}
 		rc.Destinations = append(rc.Destinations, relayDestination(dest, k))
 	}
-	rc.Hooks = m.hooks(s.Name)
+	m := relayprom.New(relayprom.Config{Source: s.Name, EventTypes: o.Config.Metrics.EventTypes})
+	rc.Hooks = m.Hooks()
 	r, err := relay.New(rc)
 	if err != nil {
 		return err
 	}
-	m.watch(s.Name, r, st)
-	d.relays = append(d.relays, &sourceRelay{s.Name, r})
-	return nil
+	m.Watch(r)
+	if err := registry.Register(m); err != nil {
+		return err
+	}
+	sr := &sourceRelay{name: s.Name, relay: r}
+	d.relays = append(d.relays, sr)
+	if o.Config.Listen == config.Off || o.Config.Metrics.DatabaseEvery <= 0 {
+		return nil
+	}
+	sr.gauges, err = d.openGauges(ctx, o, s, log)
+	if err != nil || sr.gauges == nil {
+		return err
+	}
+	return registry.Register(sr.gauges)
+}
+
+// openGauges opens the source once more, so that figures have connections of
+// their own. It is nil where the store has no figures.
+func (d *Daemon) openGauges(ctx context.Context, o Options, s config.Source, log *slog.Logger) (*databaseGauges, error) {
+	if s.Postgres != nil {
+		pg := *s.Postgres
+		pg.MaxConns = 2
+		s.Postgres = &pg
+	}
+	st, err := OpenStore(ctx, s, log)
+	if err != nil {
+		return nil, err
+	}
+	i, ok := st.(store.Inspector)
+	if !ok {
+		return nil, st.Close()
+	}
+	d.cleanups.add("the figures of source "+s.Name, func(context.Context) error { return st.Close() })
+	return newDatabaseGauges(s.Name, i, o.Config.Metrics.DatabaseEvery, log), nil
 }
 
 func (d *Daemon) openSink(ctx context.Context, o Options, dest config.Destination, log *slog.Logger) (sink.Sink, error) {
@@ -146,6 +183,9 @@ func (d *Daemon) Run(ctx context.Context) error {
 	errs := make([]error, len(d.relays))
 	var running sync.WaitGroup
 	for i, s := range d.relays {
+		if s.gauges != nil {
+			running.Go(func() { s.gauges.run(ctx) })
+		}
 		running.Go(func() {
 			if err := s.relay.Run(ctx); err != nil {
 				err = explain(err)
