@@ -96,8 +96,7 @@ func OpenDB(s config.Source) (*sql.DB, outrider.Dialect, error) {
 	}
 	db, err := sql.Open("pgx", s.Postgres.DSN.Reveal())
 	if err != nil {
-		return nil, 0, outrider.WithHint(fmt.Errorf("the DSN cannot be read: %w", err),
-			"give it as postgres://user@host:5432/database?sslmode=...")
+		return nil, 0, explain(err)
 	}
 	return db, outrider.Postgres, nil
 }

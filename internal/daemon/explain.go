@@ -24,6 +24,8 @@ func explain(err error) error {
 		}
 	}
 	switch {
+	case errors.As(err, new(*pgconn.ParseConfigError)):
+		return outrider.WithHint(err, "give the DSN as postgres://user@host:5432/database?sslmode=...")
 	case errors.As(err, new(*net.DNSError)):
 		return outrider.WithHint(err, "the host's name cannot be resolved: look at it, and at the network")
 	case errors.As(err, new(*pgconn.ConnectError)):
