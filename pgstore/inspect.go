@@ -169,7 +169,7 @@ func (s *Store) destinationStatus(ctx context.Context, name string) (store.Desti
 	if err != nil {
 		return d, err
 	}
-	d.Pending = capped(pending + waiting + heldPending)
+	d.Pending = capped(max(0, pending-inHand) + heldPending)
 	d.Waiting, d.Scheduled, d.Failed, d.BlockedKeys = capped(waiting), capped(scheduled), capped(failed), capped(blocked)
 	d.Publishing = capped(publishing + min(inHand, countCap+1))
 	d.OldestPending = max(age(oldest), age(oldestWaiting))

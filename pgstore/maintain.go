@@ -24,6 +24,9 @@ func (s *Store) Maintain(ctx context.Context) error {
 	if err := s.noteSeen(ctx); err != nil {
 		return err
 	}
+	if err := s.trimJournal(ctx); err != nil {
+		return err
+	}
 	last, err := s.lastPartition(ctx)
 	if err != nil || last == nil {
 		return err
@@ -54,15 +57,27 @@ func (s *Store) Maintain(ctx context.Context) error {
 	return nil
 }
 
+// trimJournal deletes the oldest entries that have been kept long enough, some
+// at a time: more than can be written between two rounds of maintenance.
+func (s *Store) trimJournal(ctx context.Context) error {
+	_, err := s.pool.Exec(ctx, `
+		delete from outbox_journal where entry = any(array(
+			select entry from (select entry, settled_at from outbox_journal order by entry limit 50000) j
+			where settled_at < clock_timestamp() - $1 * interval '1 second'))`, s.cfg.JournalRetention.Seconds())
+	if err != nil {
+		return privilegeError(fmt.Errorf("pgstore: trim the journal: %w", err))
+	}
+	return nil
+}
+
 // noteSeen remembers what a restored cluster would fall behind of.
 func (s *Store) noteSeen(ctx context.Context) error {
 	tag, err := s.pool.Exec(ctx, `
-		update outbox_source set seen_xid = pg_snapshot_xmax(pg_current_snapshot()), seen_id = q.last_value
-		from outbox_events_id_seq q
-		where q.last_value >= seen_id
-		  and pg_snapshot_xmax(pg_current_snapshot()) >= seen_xid
-		  and (q.last_value > seen_id + 1000 or seen_id = 0
-		       or pg_snapshot_xmax(pg_current_snapshot())::text::bigint > seen_xid::text::bigint + 100000)`)
+		with now as materialized (
+			select pg_snapshot_xmax(pg_current_snapshot()) as xid, (select last_value from outbox_events_id_seq) as id)
+		update outbox_source set seen_xid = now.xid, seen_id = now.id from now
+		where now.id >= seen_id and now.xid >= seen_xid
+		  and (now.id > seen_id + 1000 or now.xid::text::bigint > seen_xid::text::bigint + 100000)`)
 	if err != nil {
 		return privilegeError(fmt.Errorf("pgstore: outbox_source: %w", err))
 	}

@@ -8,8 +8,10 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/outrider-dev/outrider"
+	"github.com/outrider-dev/outrider/migrate"
 	"github.com/outrider-dev/outrider/store"
 )
 
@@ -41,6 +43,9 @@ func (s *Store) Join(ctx context.Context, p store.JoinParams) (store.Session, er
 	if p.TTL <= 0 || p.Grace <= 0 {
 		return nil, errors.New("pgstore: JoinParams.TTL and Grace are needed")
 	}
+	if err := s.checkSchema(ctx); err != nil {
+		return nil, err
+	}
 	if err := s.checkSource(ctx); err != nil {
 		return nil, err
 	}
@@ -57,6 +62,16 @@ func (s *Store) Join(ctx context.Context, p store.JoinParams) (store.Session, er
 		return nil, err
 	}
 	return ses, nil
+}
+
+// checkSchema makes sure that the tables are as this program expects them.
+func (s *Store) checkSchema(ctx context.Context) error {
+	db := stdlib.OpenDBFromPool(s.pool)
+	defer db.Close()
+	if err := migrate.Check(ctx, db, migrate.Options{Dialect: outrider.Postgres}); err != nil {
+		return fmt.Errorf("pgstore: %w", err)
+	}
+	return nil
 }
 
 // checkSource compares the cluster with the one that the positions belong to.
@@ -78,7 +93,9 @@ func (s *Store) checkSource(ctx context.Context) error {
 			on conflict (only_row) do nothing
 			returning system_identifier, seen_xid, seen_id)
 		select * from new union all
-		select system_identifier, seen_xid, seen_id from outbox_source limit 1`,
+		select system_identifier, seen_xid,
+		       greatest(seen_id, (select max(hi) from outbox_leases where hi <= (select coalesce(max(id), 0) from outbox_events)))
+		from outbox_source limit 1`,
 		system, xid, lastID).Scan(&seenSystem, &seenXid, &seenID)
 	if err != nil {
 		return privilegeError(fmt.Errorf("pgstore: outbox_source: %w", err))

@@ -50,6 +50,10 @@ type Config struct {
 	// PartitionSize is how many ids a partition holds. 0: 10,000,000.
 	PartitionSize int64
 
+	// JournalRetention is for how long it is kept what was sent when and
+	// where. 0: 7 days.
+	JournalRetention time.Duration
+
 	// Logger gets what operators should know. nil: slog.Default().
 	Logger *slog.Logger
 }
@@ -66,6 +70,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.PartitionSize == 0 {
 		c.PartitionSize = 10_000_000
+	}
+	if c.JournalRetention == 0 {
+		c.JournalRetention = 7 * 24 * time.Hour
 	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()

@@ -1,0 +1,157 @@
+package pgstore_test
+
+import (
+	"context"
+	"database/sql"
+	"strings"
+	"testing"
+
+	"github.com/outrider-dev/outrider"
+	"github.com/outrider-dev/outrider/pgstore"
+	"github.com/outrider-dev/outrider/store"
+)
+
+func partitions(t *testing.T, db *sql.DB) []string {
+	t.Helper()
+	rows, err := db.Query(`select pg_get_expr(c.relpartbound, c.oid) from pg_inherits i join pg_class c on c.oid = i.inhrelid
+		where i.inhparent = 'outbox_events'::regclass order by c.oid`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rows.Close()
+	var out []string
+	for rows.Next() {
+		var s string
+		if err := rows.Scan(&s); err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, s)
+	}
+	return out
+}
+
+// The last partition is split ahead of the sequence, the next one while there
+// are rows, and reading goes on over the border.
+func TestMaintainMakesPartitionsAhead(t *testing.T) {
+	ctx := context.Background()
+	s, db := open(t, pgstore.Config{PartitionSize: 1000})
+	for n := 1; n <= 4; n++ {
+		if _, err := db.Exec(`insert into outbox_events (aggregate_type, aggregate_id, event_type, payload, event_key)
+			select 'order', '1', 'Placed', '{}', null from generate_series(1, 700)`); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 { // the second time there is nothing to do
+			if err := s.Maintain(ctx); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	got := partitions(t, db)
+	if len(got) < 3 || !strings.HasSuffix(got[len(got)-1], "TO (MAXVALUE)") {
+		t.Fatalf("partitions are %q", got)
+	}
+	if n := readEverything(t, s); n != 4*700 {
+		t.Errorf("read %d events, want %d", n, 4*700)
+	}
+}
+
+// Somebody who holds the table makes it give up and say so; the next round does
+// it.
+func TestMaintainGivesWay(t *testing.T) {
+	ctx := context.Background()
+	s, db := open(t, pgstore.Config{PartitionSize: 100})
+	tx, err := db.Begin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback() //nolint:errcheck // ends it if the test failed
+	if _, err := tx.Exec(`insert into outbox_events (aggregate_type, aggregate_id, event_type, payload, event_key)
+		select 'order', '1', 'Placed', '{}', null from generate_series(1, 60)`); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Maintain(ctx); err == nil || outrider.Hint(err) == "" {
+		t.Fatalf("maintain beside an open transaction: %v, want an error with a hint", err)
+	}
+	if err := tx.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Maintain(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if got := partitions(t, db); len(got) != 2 {
+		t.Errorf("partitions are %q", got)
+	}
+}
+
+func TestMaintainMissesTheLastPartition(t *testing.T) {
+	s, db := open(t, pgstore.Config{})
+	if _, err := db.Exec(`alter table outbox_events detach partition outbox_events_p0`); err != nil {
+		t.Fatal(err)
+	}
+	err := s.Maintain(context.Background())
+	if err == nil || !strings.Contains(outrider.Hint(err), "maxvalue") {
+		t.Errorf("maintain: %v, hint %q", err, outrider.Hint(err))
+	}
+}
+
+// A cluster or a sequence that went back is noticed before anything is sent.
+func TestJoinNoticesRestore(t *testing.T) {
+	ctx := context.Background()
+	for what, sql := range map[string]string{
+		"another cluster":      `update outbox_source set system_identifier = '1'`,
+		"transaction ids went": `update outbox_source set seen_xid = '9000000000000'`,
+		"outbox_events_id_seq": `update outbox_source set seen_id = 1000`,
+	} {
+		s, db := open(t, pgstore.Config{})
+		p := store.JoinParams{Relay: "a", TTL: 1e9, Grace: 1e8, Destinations: []store.Destination{{Name: "d"}}}
+		ses, err := s.Join(ctx, p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := ses.Leave(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := db.Exec(sql); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Join(ctx, p); err == nil || !strings.Contains(err.Error(), what) || outrider.Hint(err) == "" {
+			t.Errorf("join: %v, want %q with a hint", err, what)
+		}
+		if err := s.Maintain(ctx); err == nil || !strings.Contains(err.Error(), what) {
+			t.Errorf("maintain: %v, want %q", err, what)
+		}
+	}
+}
+
+// readEverything delivers what there is, and counts it.
+func readEverything(t *testing.T, s *pgstore.Store) int {
+	t.Helper()
+	ctx := context.Background()
+	ses, err := s.Join(ctx, store.JoinParams{Relay: "r", TTL: 1e10, Grace: 1e9, Destinations: []store.Destination{{Name: "d", FromEarliest: true}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ses.Leave(ctx) //nolint:errcheck // the database goes with the test
+	l := acquire(t, ses)
+	n := 0
+	for {
+		c, err := ses.Claim(ctx, store.ClaimParams{Lease: l, MaxRecords: 333, MaxBytes: 1 << 20})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(c.Records) == 0 {
+			return n
+		}
+		out := make([]store.Outcome, len(c.Records))
+		for i := range out {
+			out[i].State = store.Published
+		}
+		for _, p := range []store.CommitParams{{Start: []*store.Claim{c}}, {Settle: []store.Settlement{{Claim: c, Outcomes: out}}}} {
+			p.Lease = l
+			if err := ses.Commit(ctx, p); err != nil {
+				t.Fatal(err)
+			}
+		}
+		n += len(c.Records)
+	}
+}
