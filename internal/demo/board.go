@@ -67,7 +67,11 @@ func (b *board) show(s situation) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if !b.live {
-		fmt.Fprintln(b.out, summaryLine(time.Since(b.begun), s))
+		// A line that says nothing new is left out.
+		if text := summaryLine(s); text != b.last {
+			b.last = text
+			fmt.Fprintf(b.out, "%6.1fs  %s\n", time.Since(b.begun).Seconds(), text)
+		}
 		return
 	}
 	// Raw mode needs the carriage return; each line clears what was right of
@@ -77,9 +81,9 @@ func (b *board) show(s situation) {
 }
 
 // summaryLine is the board in one line.
-func summaryLine(at time.Duration, s situation) string {
-	return fmt.Sprintf("%6.1fs  committed %d  delivered %d  waiting %d  lost %d  order breaks %d  duplicates %d  rolled back and never sent %d  latency p50 %s p95 %s p99 %s",
-		at.Seconds(), s.Committed, s.Delivered, s.Waiting, s.Lost, s.Breaks, s.Duplicates, s.RolledBack-s.Ghosts,
+func summaryLine(s situation) string {
+	return fmt.Sprintf("committed %d  delivered %d  waiting %d  lost %d  order breaks %d  duplicates %d  rolled back and never sent %d  latency p50 %s p95 %s p99 %s",
+		s.Committed, s.Delivered, s.Waiting, s.Lost, s.Breaks, s.Duplicates, s.RolledBack-s.Ghosts,
 		millis(s.P50), millis(s.P95), millis(s.P99))
 }
 

@@ -1,0 +1,142 @@
+package demo
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+// play tells a ledger a story: "a1+" commits a's first event, "a1-" rolls it
+// back, "a1!" commits poison, "a1" delivers it, "a1~" skips it.
+func play(story string) *ledger {
+	l := newLedger()
+	for word := range strings.FieldsSeq(story) {
+		id := strings.TrimRight(word, "+-!~")
+		var n int
+		_, _ = fmt.Sscanf(id[1:], "%d", &n)
+		switch word[len(word)-1] {
+		case '+':
+			l.place(id, id[:1], n, false, now)
+			l.commit(id)
+		case '-':
+			l.place(id, id[:1], n, false, now)
+			l.rollBack(id)
+		case '!':
+			l.place(id, id[:1], n, true, now)
+			l.commit(id)
+		case '~':
+			l.skip(id)
+		default:
+			l.deliver(id, now.Add(time.Duration(n)*time.Millisecond))
+		}
+	}
+	return l
+}
+
+// The judge sees each kind of broken promise, and none where there is none.
+func TestLedger(t *testing.T) {
+	for _, test := range []struct {
+		name, story string
+		want        Report
+		ok          bool
+	}{
+		{"all well", "a1+ b1+ a1 b1 a2+ a2", Report{Committed: 3, Delivered: 3}, true},
+		{"on their way", "a1+ b1+ a1", Report{Committed: 2, Delivered: 1, Waiting: 1}, false},
+		{"duplicates", "a1+ a2+ a1 a2 a1 a2", Report{Committed: 2, Delivered: 2, Duplicates: 2}, true},
+		{"lost", "a1+ a2+ a2", Report{Committed: 2, Delivered: 1, Waiting: 1, Lost: 1}, false},
+		{"out of order", "a1+ a2+ a2 a1", Report{Committed: 2, Delivered: 2, Breaks: 1}, false},
+		{"other keys have no order", "a1+ b1+ b1 a1", Report{Committed: 2, Delivered: 2}, true},
+		{"rolled back", "a1- a1+", Report{Committed: 1, RolledBack: 1, Waiting: 1}, false},
+		{"sent though rolled back", "a1- a1", Report{RolledBack: 1, Ghosts: 1}, false},
+		{"never placed", "x1", Report{Ghosts: 1}, false},
+		{"poison holds its key", "a1! a2+ b1+ b1", Report{Committed: 3, Delivered: 1, Waiting: 2}, false},
+		{"poison is given up", "a1! a2+ a1~ a2", Report{Committed: 2, Delivered: 1, Skipped: 1}, true},
+		{"poison is overtaken", "a1! a2+ a2", Report{Committed: 2, Delivered: 1, Waiting: 1}, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			r := play(test.story).report()
+			r.P50, r.P95, r.P99 = 0, 0, 0
+			if diff := cmp.Diff(test.want, r); diff != "" {
+				t.Errorf("(-want +got)\n%s", diff)
+			}
+			if err := r.Verdict(); (err == nil) != test.ok || err != nil && !errors.Is(err, errLost) {
+				t.Errorf("verdict %v", err)
+			}
+		})
+	}
+}
+
+// An event may arrive before the commit has returned, and before a roll-back
+// has, which would be a broken promise.
+func TestLedgerBeforeTheCommitReturns(t *testing.T) {
+	l := newLedger()
+	l.place("a1", "a", 1, false, now)
+	l.deliver("a1", now)
+	l.commit("a1")
+	if r := l.report(); r.Committed != 1 || r.Delivered != 1 || r.Waiting != 0 {
+		t.Errorf("%+v", r)
+	}
+	l.place("a2", "a", 2, false, now)
+	l.deliver("a2", now)
+	l.rollBack("a2")
+	if r := l.report(); r.Ghosts != 1 || r.Delivered != 1 {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestPercentiles(t *testing.T) {
+	l := newLedger()
+	for i := range 3 * latencyWindow {
+		l.latency(time.Duration(i%100) * time.Millisecond)
+	}
+	r := l.report()
+	if r.P50 != 50*time.Millisecond || r.P95 != 95*time.Millisecond || r.P99 != 99*time.Millisecond || len(l.latencies) != latencyWindow {
+		t.Errorf("%v %v %v of %d", r.P50, r.P95, r.P99, len(l.latencies))
+	}
+}
+
+func TestParseScript(t *testing.T) {
+	got, err := ParseScript(" 4s stop-broker, 2s kill,6500ms start-broker, ")
+	want := []Step{{2 * time.Second, Kill}, {4 * time.Second, StopBroker}, {6500 * time.Millisecond, StartBroker}}
+	if diff := cmp.Diff(want, got); err != nil || diff != "" {
+		t.Errorf("%v\n%s", err, diff)
+	}
+	for _, bad := range []string{"kill", "2 kill", "-1s kill", "2s dance", "2s kill now"} {
+		if _, err := ParseScript(bad); err == nil {
+			t.Errorf("%q was taken", bad)
+		}
+	}
+}
+
+func TestBoard(t *testing.T) {
+	b := &board{live: true, latest: []string{"   2.0s  kill -9 of the relay, pid 4711", "   4.0s  the broker is stopped"}}
+	r := Report{Committed: 1234, Delivered: 1200, Waiting: 33, Skipped: 1, Duplicates: 12, RolledBack: 137,
+		P50: 2400 * time.Microsecond, P95: 31 * time.Millisecond, P99: 1200 * time.Millisecond}
+	got := b.picture(62*time.Second, situation{Report: r, relay: 4712, broker: true, slow: true, rate: 100, phase: "open"})
+	r.Lost, r.Breaks, r.Ghosts = 2, 1, 3
+	got += "----\n" + b.picture(63*time.Second, situation{Report: r, rate: 100, phase: "closed"})
+	got += "----\n" + summaryLine(situation{Report: r}) + "\n"
+	got = strings.ReplaceAll(got, "\x1b", "^")
+	if *update {
+		if err := os.WriteFile("testdata/board.golden", []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile("testdata/board.golden")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+}
