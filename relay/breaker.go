@@ -376,6 +376,16 @@ func (b *breaker) show(h *DestinationHealth) {
 	}
 }
 
+// opensIn is how long nothing will be sent, not even a probe.
+func (b *breaker) opensIn() time.Duration {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.state == CircuitClosed {
+		return 0
+	}
+	return max(0, b.until-b.dest.relay.now())
+}
+
 func (b *breaker) isOpen() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

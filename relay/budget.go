@@ -2,7 +2,8 @@ package relay
 
 import "sync"
 
-// budget bounds what the relay has in hand, in records and bytes.
+// budget bounds what the relay has in hand of one destination, in records and
+// bytes.
 type budget struct {
 	mu             sync.Mutex
 	records, bytes int // free; less than nothing after one huge record
@@ -12,6 +13,7 @@ type budget struct {
 }
 
 func newBudget(records, bytes int) *budget {
+	records, bytes = max(1, records), max(1, bytes)
 	return &budget{records: records, bytes: bytes, maxRecords: records, maxBytes: bytes,
 		waiting: map[*worker]bool{}}
 }

@@ -22,13 +22,19 @@ func (w *worker) collect() {
 			w.at(w.hangsAt(c))
 			return false
 		}
-		w.dest.brk.done(w, c)
+		w.endCall(c)
 		w.adapt(c)
 		if c.left.Load() == 0 && c.fate.Load() == hasReturned {
 			w.recycleCall(c)
 		}
 		return true
 	})
+}
+
+// endCall lets go of what a call had.
+func (w *worker) endCall(c *call) {
+	w.dest.brk.done(w, c)
+	w.relay.cfg.Gate.leave(&c.pass)
 }
 
 // hangsAt is when a call that has not returned is given up. The sink has been

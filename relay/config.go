@@ -36,9 +36,9 @@ type Config struct {
 	Hooks Hooks
 
 	// Gate is shared by relays that would die together: while one of them
-	// sends an event that is suspected of killing processes, the others have
-	// nothing in hand. nil: the gate of this process. Only tests that play
-	// several processes in one have a use for another.
+	// sends an event that is suspected of killing processes, the others send
+	// nothing. nil: the gate of this process. Only tests that play several
+	// processes in one have a use for another.
 	Gate *Gate
 
 	// LeaseTTL is how long a lease lives without renewal, which is when it is
@@ -67,8 +67,9 @@ type Config struct {
 	InFlightClaims int
 
 	// MaxBytesInFlight and MaxRecordsInFlight bound what the whole relay has
-	// in hand, over all destinations. 0: 64 MiB and 50,000. Claims are made
-	// smaller when little is left.
+	// in hand. Destinations have equal parts, so that what an outage of one
+	// keeps in hand leaves the others theirs; claims are made smaller where a
+	// part is small. 0: 64 MiB and 50,000.
 	MaxBytesInFlight   int
 	MaxRecordsInFlight int
 

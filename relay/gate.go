@@ -2,11 +2,13 @@ package relay
 
 import "sync"
 
-// Gate lets relays of one process have events in hand together, or one of them
-// alone. See Config.Gate.
+// Gate lets relays of one process send together, or one of them alone. See
+// Config.Gate. A call of a sink passes it for as long as it takes; a claim that
+// has to be alone passes it before its start is written, and until it is
+// settled, so that a death in between can have no other cause.
 type Gate struct {
 	mu      sync.Mutex
-	shared  int
+	shared  int // calls under way
 	alone   bool
 	wanted  int // who waits to be alone: nobody else enters meanwhile
 	waiting map[*worker]bool
@@ -19,13 +21,13 @@ var processGate = NewGate()
 // NewGate makes a gate.
 func NewGate() *Gate { return &Gate{waiting: map[*worker]bool{}} }
 
-// pass is one claim's way through the gate.
+// pass is a call's or a claim's way through the gate.
 type pass struct {
 	held, alone, waits bool
 }
 
-// enter tries to get a claim in hand. If it may not be yet, w is poked when it
-// should try again.
+// enter tries to pass. If it may not be yet, w is poked when it should try
+// again.
 func (g *Gate) enter(w *worker, p *pass, alone bool) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

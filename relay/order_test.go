@@ -62,7 +62,7 @@ func TestORD07_SlowSendDelaysNoOtherKey(t *testing.T) {
 		}
 		return memsink.Deliver
 	}, func(w *world) {
-		change := func(c *Config) { c.Destinations[0].PublishTimeout = 2 * time.Minute }
+		change := func(c *Config) { c.Destinations[0].PublishTimeout = 10 * time.Minute }
 		a, b := w.start(change), w.start(change)
 		time.Sleep(3 * time.Second)
 		slow := w.add("slow", "slow")

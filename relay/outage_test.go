@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -208,27 +209,96 @@ func TestMemoryIsBounded(t *testing.T) {
 		}
 		_ = tx.Commit()
 		var most atomic.Int64
-		var r *running
+		var held atomic.Pointer[atomic.Int64]
 		note := func() {
-			n := int64(0)
-			for _, d := range r.dests {
-				n += d.held.Load()
+			if n := held.Load(); n != nil {
+				most.Store(max(most.Load(), n.Load()))
 			}
-			most.Store(max(most.Load(), n))
 		}
-		r = w.start(func(c *Config) {
+		r := w.start(func(c *Config) {
 			c.MaxBytes, c.MaxBytesInFlight = 4*mb, 8*mb
 			c.Hooks.Claim = func(string, int, time.Duration) { note() }
 			c.Hooks.Publish = func(string, int, time.Duration) { note() }
 		})
+		held.Store(&r.dests[0].held)
 		w.wait(300, 10*time.Minute)
 		time.Sleep(time.Second)
 		if n := most.Load(); n > 16 || n < 8 {
 			t.Errorf("%d events of half a megabyte were in hand, with room for 16", n)
 		}
 		r.end()
-		if b := r.budget; b.records != b.maxRecords || b.bytes != b.maxBytes {
+		if b := r.dests[0].budget; b.records != b.maxRecords || b.bytes != b.maxBytes {
 			t.Errorf("%d of %d records and %d of %d bytes were given back", b.records, b.maxRecords, b.bytes, b.maxBytes)
 		}
+	})
+}
+
+// What outages keep in hand leaves the other destinations their room.
+func TestOutagesLeaveRoomForOthers(t *testing.T) {
+	inWorld(t, memsink.Config{}, func(w *world) {
+		var down []*memsink.Sink
+		r := w.start(func(c *Config) {
+			c.MaxRecords, c.MaxRecordsInFlight = 100, 400
+			for i := range 6 {
+				s := memsink.New(memsink.Config{})
+				s.Break(nil)
+				down = append(down, s)
+				c.Destinations = append(c.Destinations, Destination{Name: fmt.Sprint("down", i), Sink: s, FromEarliest: true})
+			}
+		})
+		time.Sleep(time.Second)
+		for range 10 {
+			w.add(many(1000, 50)...)
+			time.Sleep(time.Second)
+		}
+		w.wait(10000, time.Second)
+		for _, s := range down {
+			s.Mend()
+		}
+		time.Sleep(time.Minute)
+		for i, s := range down {
+			if s.Len() != 10000 {
+				t.Errorf("%d arrived at destination %d", s.Len(), i)
+			}
+		}
+		r.end()
+	})
+}
+
+// A suspect of one destination is sent alone while an outage of another keeps a
+// page in hand: it waits for sends, not for what cannot be sent.
+func TestSuspectDoesNotWaitForOutage(t *testing.T) {
+	var hang atomic.Bool
+	inWorld(t, memsink.Config{Decide: func(ctx context.Context, m sink.Message) sink.Result {
+		if hang.Load() {
+			<-ctx.Done()
+			return answer(sink.Unknown, sink.ClassStopped)
+		}
+		return memsink.Deliver
+	}}, func(w *world) {
+		other := memsink.New(memsink.Config{})
+		other.Break(nil)
+		change := func(c *Config) {
+			c.Destinations = append(c.Destinations, Destination{Name: "down", Sink: other, FromEarliest: true})
+		}
+		hang.Store(true)
+		ids := w.add("a", "b", "c")
+		for range 2 { // deaths
+			r := w.start(change)
+			time.Sleep(4 * time.Second)
+			w.kill(r)
+		}
+		hang.Store(false)
+		r := w.start(change)
+		w.wait(3, 10*time.Second)
+		w.add("d")
+		w.wait(4, time.Second)
+		other.Mend()
+		time.Sleep(time.Minute)
+		w.mustBe(store.Published, ids...)
+		if other.Len() < 4 {
+			t.Errorf("%d arrived at the other", other.Len())
+		}
+		r.end()
 	})
 }

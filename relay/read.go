@@ -90,8 +90,9 @@ func (w *worker) room() bool {
 }
 
 func (w *worker) startReading(kind store.Kind) {
-	cfg := &w.relay.cfg
-	got, ok := w.relay.budget.take(w, share{cfg.MaxRecords, cfg.MaxBytes})
+	cfg, b := &w.relay.cfg, w.dest.budget
+	n := cfg.InFlightClaims
+	got, ok := b.take(w, share{min(cfg.MaxRecords, (b.maxRecords+n-1)/n), min(cfg.MaxBytes, (b.maxBytes+n-1)/n)})
 	if !ok {
 		return
 	}
@@ -124,7 +125,7 @@ func (w *worker) claim(rd *reading, p store.ClaimParams) {
 	w.readDone = append(w.readDone, rd)
 	w.mu.Unlock()
 	if over {
-		w.relay.budget.give(rd.share)
+		w.dest.budget.give(rd.share)
 	}
 	w.poke()
 }
@@ -144,7 +145,7 @@ func (w *worker) takeReads() {
 func (w *worker) takeRead(rd *reading) {
 	r := w.relay
 	if rd.err != nil {
-		r.budget.give(rd.share)
+		w.dest.budget.give(rd.share)
 		w.readFailed(rd)
 		return
 	}
@@ -158,7 +159,7 @@ func (w *worker) takeRead(rd *reading) {
 	}
 	w.schedule(rd)
 	if len(c.Records) == 0 {
-		r.budget.give(rd.share)
+		w.dest.budget.give(rd.share)
 		w.sess.Forget(c)
 		w.release()
 		return
@@ -168,7 +169,7 @@ func (w *worker) takeRead(rd *reading) {
 		bytes += len(c.Records[i].Payload)
 	}
 	used := share{len(c.Records), bytes}
-	r.budget.give(share{rd.share.records - used.records, rd.share.bytes - used.bytes})
+	w.dest.budget.give(share{rd.share.records - used.records, rd.share.bytes - used.bytes})
 	w.dest.held.Add(int64(len(c.Records)))
 	k := w.newWork(c, rd.seq, used)
 	if rd.kind == store.Due {

@@ -32,10 +32,9 @@ import (
 
 // Relay is one relay. Make it with New.
 type Relay struct {
-	cfg    Config
-	log    *logger
-	dests  []*destination
-	budget *budget
+	cfg   Config
+	log   *logger
+	dests []*destination
 
 	made    time.Time
 	ran     atomic.Bool
@@ -65,7 +64,6 @@ func New(cfg Config) (*Relay, error) {
 	r := &Relay{
 		cfg:      c,
 		log:      newLogger(c.Logger),
-		budget:   newBudget(c.MaxRecordsInFlight, c.MaxBytesInFlight),
 		made:     time.Now(),
 		cut:      make(chan struct{}),
 		storeErr: map[string]error{},
@@ -131,6 +129,7 @@ type destination struct {
 	Destination
 	relay    *Relay
 	brk      *breaker
+	budget   *budget
 	ordered  bool // sink.Capabilities.Order
 	inFlight bool // sink.Capabilities.OrderInFlight
 
@@ -144,6 +143,8 @@ func newDestination(r *Relay, d Destination) *destination {
 	c := d.Sink.Capabilities()
 	out := &destination{Destination: d, relay: r, ordered: c.Order, inFlight: c.Order && c.OrderInFlight}
 	out.brk = newBreaker(d.Breaker, out)
+	n := len(r.cfg.Destinations)
+	out.budget = newBudget(r.cfg.MaxRecordsInFlight/n, r.cfg.MaxBytesInFlight/n)
 	return out
 }
 

@@ -45,6 +45,11 @@ func (r *Relay) run(ctx context.Context) error {
 		}
 		stop()
 		kept.Wait()
+		select {
+		case late := <-m.next:
+			r.abandon(late)
+		default:
+		}
 		if next != nil {
 			r.abandon(sess)
 		}

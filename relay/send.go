@@ -34,6 +34,7 @@ type call struct {
 	seen    int    // results that were looked at
 	seenBad int64
 	sum     tally
+	pass    pass          // through the gate
 	loose   bool          // slow, and the next one does not wait for it
 	gen     atomic.Uint32 // counts its uses
 }
@@ -139,14 +140,19 @@ func (w *worker) sendOf(k *work) bool {
 	if k == nil {
 		return false
 	}
+	c := w.newCall(k)
+	if !k.claim.Alone && !w.relay.cfg.Gate.enter(w, &c.pass, false) {
+		w.recycleCall(c)
+		return false
+	}
 	t, wait := w.dest.brk.take(w, k.todo)
 	if t.n == 0 {
 		if wait > 0 {
 			w.at(w.relay.now() + wait)
 		}
+		w.recycleCall(c)
 		return false
 	}
-	c := w.newCall(k)
 	if t.state == CircuitOpen {
 		k = w.chooseProbe(c)
 	} else {
@@ -371,6 +377,7 @@ func (w *worker) newCall(k *work) *call {
 // recycleCall keeps a call that has returned, with all its results, for later.
 // One that a sink may still hold on to is not used again.
 func (w *worker) recycleCall(c *call) {
+	w.relay.cfg.Gate.leave(&c.pass)
 	if len(w.spareCalls) >= w.relay.cfg.InFlightClaims {
 		return
 	}

@@ -143,7 +143,15 @@ func (w *worker) mayStart(k *work) bool {
 			return false
 		}
 	}
-	return w.relay.cfg.Gate.enter(w, &k.pass, k.claim.Alone)
+	if !k.claim.Alone {
+		return true
+	}
+	// In an outage it would keep everybody waiting, for nothing.
+	if wait := w.dest.brk.opensIn(); wait > 0 {
+		w.at(w.relay.now() + wait)
+		return false
+	}
+	return w.relay.cfg.Gate.enter(w, &k.alone, true)
 }
 
 // write asks the store until it has answered. What it is given stays the same,

@@ -158,17 +158,19 @@ func (w *worker) putAside(k *work) {
 // down, that part would else block the rest. For a Due claim it costs nothing,
 // it was made of exceptions. For the last few of a Fresh one it costs the store
 // an exception for each key, and is done with no more than some until something
-// has been delivered: in a real outage the page stays as it is.
+// has been delivered: in a real outage the page stays as it is. One that has to
+// be alone in hand makes room for everybody.
 func (w *worker) makeRoom(k *work) {
 	if k.stage != started || k.todo == 0 || k.left != k.todo || w.probes == k.probes || !w.dest.brk.isOpen() {
 		return
 	}
-	if k.claim.Kind == store.Fresh {
+	if k.claim.Kind == store.Fresh && !k.claim.Alone {
 		if n := w.dest.brk.delivered.Load(); n != w.putOffAt {
 			w.putOffAt, w.putOff = n, 0
 		}
 		n := k.keysToDo()
-		if len(w.fresh) < w.relay.cfg.InFlightClaims-1 || n > max(asideFew, len(k.state)/10) || w.putOff+n > asideDark {
+		full := k.claim.Exclusive || len(w.fresh) >= w.relay.cfg.InFlightClaims-1
+		if !full || n > max(asideFew, len(k.state)/10) || w.putOff+n > asideDark {
 			return
 		}
 		w.putOff += n

@@ -54,7 +54,7 @@ type work struct {
 	ended    map[int]store.Outcome
 	receipts receipts
 
-	pass  pass
+	alone pass // for a claim that has to be alone
 	share share
 }
 

@@ -180,7 +180,7 @@ func (w *worker) finish() {
 	}
 	w.awaitCalls()
 	for _, c := range w.calls {
-		w.dest.brk.done(w, c)
+		w.endCall(c)
 	}
 	w.undone = w.unfinished()
 	for _, k := range w.inHand() {
@@ -191,10 +191,10 @@ func (w *worker) finish() {
 	w.over = true
 	w.mu.Unlock()
 	for _, rd := range late {
-		w.relay.budget.give(rd.share)
+		w.dest.budget.give(rd.share)
 	}
 	w.relay.cfg.Gate.forget(w)
-	w.relay.budget.forget(w)
+	w.dest.budget.forget(w)
 	w.dest.brk.forget(w)
 	close(w.done)
 }
@@ -219,8 +219,8 @@ func (w *worker) awaitCalls() {
 
 // letGo returns what a claim has of the relay's bounds.
 func (w *worker) letGo(k *work) {
-	w.relay.cfg.Gate.leave(&k.pass)
-	w.relay.budget.give(k.share)
+	w.relay.cfg.Gate.leave(&k.alone)
+	w.dest.budget.give(k.share)
 	w.dest.held.Add(-int64(len(k.claim.Records)))
 	k.share = share{}
 }
