@@ -132,7 +132,7 @@ func env(t *testing.T, brokers []string) sinktest.Env {
 		OtherPlace: newTopic(t, brokers, 3, nil),
 		Missing:    "outrider-test-no-such-topic",
 		MaxBytes:   topicBytes, Fits: topicBytes - overhead,
-		Stall: network.Stall, Break: network.Break,
+		Stall: network.Stall, Left: network.Left, Break: network.Break,
 		Read: func(t *testing.T, place string, n int) []sinktest.Arrived {
 			return arrived(read(t, brokers, place, n))
 		},

@@ -16,7 +16,10 @@ import (
 type gate struct {
 	mu   sync.Mutex
 	open chan struct{}
+	left chan struct{} // gets one for every message that is held up
 }
+
+func (g *gate) wait(*testing.T) { <-g.left }
 
 func (g *gate) stall(*testing.T) func() {
 	g.mu.Lock()
@@ -36,6 +39,10 @@ func (g *gate) decide(_ context.Context, m sink.Message) sink.Result {
 	open := g.open
 	g.mu.Unlock()
 	if open != nil {
+		select {
+		case g.left <- struct{}{}:
+		default:
+		}
 		<-open
 	}
 	if m.Type == "Poison" {
@@ -59,14 +66,14 @@ func TestSuite(t *testing.T) {
 }
 
 func env(cfg memsink.Config, decide bool) sinktest.Env {
-	g := &gate{}
+	g := &gate{left: make(chan struct{}, 1)}
 	cfg.Places, cfg.MaxBytes = []string{"here", "there"}, 1<<20
 	e := sinktest.Env{
 		Place: "here", OtherPlace: "there", Missing: "nowhere", MaxBytes: 1<<20 + 1, Fits: 1 << 20,
 	}
 	if decide {
 		cfg.Decide = g.decide
-		e.Stall = g.stall
+		e.Stall, e.Left = g.stall, g.wait
 		e.Poison = func(m *sink.Message) { m.Type = "Poison" }
 	}
 	s := memsink.New(cfg)

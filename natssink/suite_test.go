@@ -152,7 +152,7 @@ func suite(t *testing.T, url string) {
 			Place: name + ".here", OtherPlace: name + ".there", Missing: "outrider-test-nobody.here",
 			MaxBytes: 1 << 20, Fits: 1<<20 - 4<<10,
 			Poison: func(m *sink.Message) { m.To, m.Payload = small+".here", make([]byte, 2000) },
-			Stall:  network.Stall, Break: network.Break,
+			Stall:  network.Stall, Left: network.Left, Break: network.Break,
 			Read: func(t *testing.T, place string, n int) []sinktest.Arrived { return read(t, js, place, n) },
 		}
 	}})

@@ -307,16 +307,26 @@ func testCancel(s *suite) {
 	if s.caps.OrderInFlight {
 		s.await(c.inHand, "the call of Accepted")
 	}
+	if s.Env.Left != nil {
+		s.Env.Left(s.T)
+	}
 	other := s.start(context.Background(), others)
 	if s.caps.OrderInFlight {
 		s.await(other.inHand, "the call of Accepted")
 	}
 	cancel()
 	rs := c.wait() // still silent
+	unknown := 0
 	for i, r := range rs {
 		if r.Status != sink.Unknown && r.Status != sink.NotSent {
 			s.Errorf("message %d of the cut call: got %v", i, r.Status)
 		}
+		if r.Status == sink.Unknown {
+			unknown++
+		}
+	}
+	if s.Env.Left != nil && unknown == 0 {
+		s.Error("messages have left, and of none it is said that it may have arrived")
 	}
 	release()
 	released = true

@@ -6,6 +6,7 @@ import (
 	"net"
 	"sync"
 	"testing"
+	"time"
 )
 
 // Network makes connections that can fall silent and break, between a client
@@ -15,6 +16,7 @@ type Network struct {
 	conns  map[*conn]struct{}
 	broken bool
 	silent chan struct{} // closed at the end of the silence, nil if there is none
+	left   chan struct{} // closed at the first write in the silence
 }
 
 // NewNetwork makes a Network that works.
@@ -64,12 +66,25 @@ func (n *Network) Stall(*testing.T) (release func()) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	silent := make(chan struct{})
-	n.silent = silent
+	n.silent, n.left = silent, make(chan struct{})
 	return func() {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		n.silent = nil
 		close(silent)
+	}
+}
+
+// Left waits until a client has written something in the silence. It is
+// Env.Left.
+func (n *Network) Left(t *testing.T) {
+	n.mu.Lock()
+	left := n.left
+	n.mu.Unlock()
+	select {
+	case <-left:
+	case <-time.After(Patience):
+		t.Fatal("nothing has left")
 	}
 }
 
@@ -100,6 +115,20 @@ func (c *conn) Read(b []byte) (int, error) {
 		}
 	}
 	return n, nil
+}
+
+func (c *conn) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	c.n.mu.Lock()
+	defer c.n.mu.Unlock()
+	if c.n.silent != nil && n > 0 {
+		select {
+		case <-c.n.left:
+		default:
+			close(c.n.left)
+		}
+	}
+	return n, err
 }
 
 func (c *conn) Close() error {

@@ -66,6 +66,10 @@ type Env struct {
 	// returned function is called, and then everything. nil: not tested.
 	Stall func(t *testing.T) (release func())
 
+	// Left waits until something has left the driver since Stall. nil: calls
+	// are cut without regard to it.
+	Left func(t *testing.T)
+
 	// Break takes the destination away, and the returned function brings it
 	// back. nil: not tested.
 	Break func(t *testing.T) (mend func())
