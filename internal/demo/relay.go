@@ -7,6 +7,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -92,7 +94,7 @@ func (r *relay) watch(cmd *exec.Cmd) {
 		close(r.done)
 		return
 	}
-	r.events("the relay has ended (%v); it is started again", err)
+	r.events("the relay has ended (%v); it is started again%s", err, r.lastWords())
 	<-time.After(restartAfter)
 	if err := r.start(); err != nil {
 		r.events("the relay cannot be started: %v", err)
@@ -103,6 +105,21 @@ func (r *relay) watch(cmd *exec.Cmd) {
 	if r.stopped && r.cmd != nil { // asked to stop in between
 		_ = r.cmd.Process.Signal(syscall.SIGTERM)
 	}
+}
+
+// lastWords are what the relay said of why it ended, if it did.
+func (r *relay) lastWords() string {
+	data, err := os.ReadFile(r.log.Name())
+	if err != nil {
+		return ""
+	}
+	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
+	for _, l := range slices.Backward(lines[max(0, len(lines)-3):]) {
+		if strings.HasPrefix(l, "error: ") {
+			return ": " + l
+		}
+	}
+	return ""
 }
 
 // kill is kill -9.
