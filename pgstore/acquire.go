@@ -105,7 +105,7 @@ func split(ctx context.Context, tx pgx.Tx, id int64, lanes store.LaneSet) (int64
 
 // take makes a free lease the session's own and reads where it stands.
 func (ses *session) take(ctx context.Context, tx pgx.Tx, f freeLease, own int64) (*lease, error) {
-	l := &lease{ses: ses, held: map[string]*heldKey{}, inHand: map[int64]bool{}, reader: newReader()}
+	l := &lease{ses: ses, held: map[string]*heldKey{}, inHand: map[int64]bool{}, pass: map[int64]bool{}, reader: newReader()}
 	var base string
 	var target *string
 	var doc []byte
@@ -218,10 +218,32 @@ func (l *lease) load(ctx context.Context, tx pgx.Tx) error {
 	if err := rows.Err(); err != nil {
 		return err
 	}
+	if err := l.loadPassed(ctx, tx); err != nil {
+		return err
+	}
 	return tx.QueryRow(ctx, `
 		select count(*) from outbox_exceptions
 		where destination = $1 and (($2::bigint >> lane::int) & 1) = 1 and state in ('WAITING', 'PUBLISHING')`,
 		l.Destination, mask(l.Lanes)).Scan(&l.exceptions)
+}
+
+// loadPassed reads which events a rebase has put in front of the lease though
+// they are none of its business any more.
+func (l *lease) loadPassed(ctx context.Context, tx pgx.Tx) error {
+	rows, err := tx.Query(ctx, `
+		select id from outbox_exceptions
+		where destination = $1 and pass and (($2::bigint >> lane::int) & 1) = 1`, l.Destination, mask(l.Lanes))
+	if err != nil {
+		return err
+	}
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	if err != nil {
+		return err
+	}
+	for _, id := range ids {
+		l.pass[id] = true
+	}
+	return nil
 }
 
 // Release implements store.Session.

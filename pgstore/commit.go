@@ -107,6 +107,7 @@ type plan struct {
 	keys    map[string]*heldKey
 	lows    map[string]int64
 	dropKey []string
+	passed  []int64
 	journal []journalRow
 }
 
@@ -193,6 +194,7 @@ func (p *plan) settleFresh(f *fresh, s *store.Settlement) {
 	p.open = p.open[1:]
 	p.done = f.after
 	p.settled = append(p.settled, f)
+	p.passed = append(p.passed, f.passed...)
 	published := 0
 	for i := range s.Outcomes {
 		o := &s.Outcomes[i]
@@ -367,6 +369,11 @@ func (p *plan) settleDrain(d *due, dr *drain, s *store.Settlement) int {
 		}
 		break
 	}
+	for _, id := range dr.passed {
+		if !stopped || id <= k.at {
+			p.passed = append(p.passed, id)
+		}
+	}
 	for i := range dr.scheduled {
 		if r := &dr.scheduled[i]; !stopped || r.id <= k.at {
 			p.put[r.id] = exception{rec: &r.rec, state: "SCHEDULED", at: r.rec.AvailableAt}
@@ -423,6 +430,9 @@ func (p *plan) apply() {
 			l.exceptions--
 		}
 		delete(l.inHand, id)
+	}
+	for _, id := range p.passed {
+		delete(l.pass, id)
 	}
 	for key, k := range p.keys {
 		if low := p.lows[key]; low != 0 {
@@ -509,6 +519,14 @@ func (p *plan) statements() (func(*pgx.Batch) *pgx.QueuedQuery, []func(*pgx.Batc
 		others = append(others, func(b *pgx.Batch) {
 			b.Queue(`delete from outbox_exceptions where `+fenced+` and destination = $4 and id = any($5)`,
 				l.ID, l.Epoch, l.writes+1, l.Destination, p.drop)
+		})
+	}
+	if len(p.passed) > 0 {
+		others = append(others, func(b *pgx.Batch) {
+			b.Queue(`delete from outbox_exceptions where `+fenced+` and destination = $4 and id = any($5) and pass and state = 'PUBLISHED'`,
+				l.ID, l.Epoch, l.writes+1, l.Destination, p.passed)
+			b.Queue(`update outbox_exceptions set pass = false where `+fenced+` and destination = $4 and id = any($5) and pass`,
+				l.ID, l.Epoch, l.writes+1, l.Destination, p.passed)
 		})
 	}
 	if len(p.dropKey) > 0 {

@@ -32,6 +32,7 @@ type drain struct {
 	to        int64   // the last row that was read
 	all       bool    // nothing is left up to the key's target
 	scheduled []row
+	passed    []int64 // rows to pass over
 	records   []outrider.Record
 }
 
@@ -346,6 +347,10 @@ func (l *lease) drain(ctx context.Context, k *heldKey, rows []row, all bool) (*d
 	dr := &drain{key: k.key, all: all, to: rows[len(rows)-1].id}
 	for j := range rows {
 		r := &rows[j]
+		if l.pass[r.id] {
+			dr.passed = append(dr.passed, r.id)
+			continue
+		}
 		if r.later {
 			dr.scheduled = append(dr.scheduled, *r)
 			continue

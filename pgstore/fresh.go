@@ -314,6 +314,10 @@ func (l *lease) handOut(ctx context.Context, p store.ClaimParams, pos position, 
 	for i := range rows {
 		r := &rows[i]
 		key := r.rec.Key
+		if l.pass[r.id] {
+			f.passed = append(f.passed, r.id)
+			continue
+		}
 		if k := l.held[key]; k != nil && key != "" {
 			if low, ok := f.skipped[key]; !ok || r.id < low {
 				f.skipped[key] = r.id

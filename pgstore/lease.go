@@ -33,6 +33,7 @@ type lease struct {
 
 	held       map[string]*heldKey
 	inHand     map[int64]bool // exceptions in hand
+	pass       map[int64]bool // events to pass over, see Rebase
 	exceptions int            // waiting or in hand
 	claims     int64          // number of the last fresh claim
 	rejoined   []string       // held keys to be deleted with the next start
@@ -52,6 +53,7 @@ type fresh struct {
 	ids       []int64 // of the claim's records
 	records   *store.Claim
 	scheduled []row            // rows of the page that are not due yet
+	passed    []int64          // rows to pass over
 	skipped   map[string]int64 // lowest id passed over of each held key
 	burst     []*heldKey       // keys with more than their share
 	started   bool

@@ -133,6 +133,9 @@ func (ses *session) join(ctx context.Context, a, b *lease) error {
 	a.stop = nil
 	a.exceptions += b.exceptions
 	a.rejoined = append(a.rejoined, b.rejoined...)
+	for id := range b.pass {
+		a.pass[id] = true
+	}
 	for key, k := range b.held {
 		k.wait, k.born = 0, 0
 		a.held[key] = k

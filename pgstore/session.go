@@ -94,7 +94,7 @@ func (s *Store) checkSource(ctx context.Context) error {
 			returning system_identifier, seen_xid, seen_id)
 		select * from new union all
 		select system_identifier, seen_xid,
-		       greatest(seen_id, (select max(hi) from outbox_leases where hi <= (select coalesce(max(id), 0) from outbox_events)))
+		       greatest(seen_id, (select max(hi) from outbox_leases))
 		from outbox_source limit 1`,
 		system, xid, lastID).Scan(&seenSystem, &seenXid, &seenID)
 	if err != nil {

@@ -94,7 +94,7 @@ create table outbox_exceptions (
     event_id     uuid        not null,
     event_type   text        not null,
     state        text        not null
-        check (state in ('WAITING', 'SCHEDULED', 'PUBLISHING', 'FAILED', 'DISCARDED')),
+        check (state in ('WAITING', 'SCHEDULED', 'PUBLISHING', 'PUBLISHED', 'FAILED', 'DISCARDED')),
     due_at       timestamptz,
     attempts     int         not null default 0,
     -- How many processes died with it alone in hand, and of how many it may be
@@ -102,6 +102,9 @@ create table outbox_exceptions (
     starts       int         not null default 0,
     together     int         not null default 0,
     alone        boolean     not null default false,
+    -- A rebase put the event in front of the lease again, which is to pass over
+    -- it.
+    pass         boolean     not null default false,
     class        text        not null default '',
     message      text        not null default '',
     created_at   timestamptz not null, -- the event's
@@ -111,6 +114,7 @@ create table outbox_exceptions (
 ) with (fillfactor = 70);
 create index outbox_exceptions_due_idx on outbox_exceptions (destination, due_at)
     where state in ('WAITING', 'SCHEDULED', 'PUBLISHING');
+create index outbox_exceptions_pass_idx on outbox_exceptions (destination) where pass;
 create index outbox_exceptions_state_idx on outbox_exceptions (destination, state, created_at);
 
 -- Keys that are held back: the failed head of each, and where its successors
