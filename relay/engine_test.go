@@ -22,6 +22,26 @@ import (
 	"github.com/outrider-dev/outrider/store"
 )
 
+// The way that almost all events go.
+func TestEventsArriveInOrder(t *testing.T) {
+	inWorld(t, memsink.Config{}, func(w *world) {
+		keys := many(1000, 7)
+		ids := w.add(keys...)
+		r := w.start()
+		w.wait(len(ids), time.Second)
+		more := w.add(many(500, 7)...)
+		w.wait(len(ids)+len(more), time.Second)
+		synctest.Wait()
+		r.end()
+		ids = append(ids, more...)
+		w.mustArriveInOrder(append(keys, many(500, 7)...), ids, 0)
+		w.mustBe(store.Published, ids...)
+		if n := w.events.count(Published); n != len(ids) {
+			t.Errorf("hooks were told of %d published events, not %d", n, len(ids))
+		}
+	})
+}
+
 // A lone event waits for nothing: two commits, no timer.
 func TestLoneEventIsSentAtOnce(t *testing.T) {
 	inWorld(t, memsink.Config{}, func(w *world) {

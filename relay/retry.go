@@ -15,9 +15,8 @@ func (r Retry) delay(n int) time.Duration {
 
 func (r Retry) backoff(n int) time.Duration { return doubled(r.Base, r.Cap, n-1) }
 
-// doubled is base * 2^n, at least base and at most limit where that is larger.
+// doubled is base * 2^n, at most limit, but at least base.
 func doubled(base, limit time.Duration, n int) time.Duration {
-	limit = max(base, limit)
 	d := base
 	for ; n > 0 && d > 0 && d < limit; n-- {
 		if d > limit/2 {

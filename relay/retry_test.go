@@ -40,7 +40,7 @@ func TestRTY01_DelayStaysInBounds(t *testing.T) {
 		{Base: math.MaxInt64, Cap: math.MaxInt64},
 	} {
 		for _, n := range counts {
-			check(r, n, t.Errorf)
+			check(r, n, t.Fatalf)
 		}
 	}
 	rapid.Check(t, func(t *rapid.T) {
