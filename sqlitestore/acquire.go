@@ -118,7 +118,7 @@ func (ses *session) take(t *tx, f freeLease) (*lease, error) {
 		return nil, fmt.Errorf("lease %d: what it has in hand: %w", l.ID, err)
 	}
 	h = h.died(f.clean)
-	l.redo, l.read, l.saved = h.Redo, l.done, l.done
+	l.redo, l.was, l.read, l.saved = h.Redo, h.Redo, l.done, l.done
 	for _, p := range h.Redo {
 		l.page = max(l.page, p.Page)
 	}
@@ -148,13 +148,14 @@ func recoverExceptions(t *tx, l *lease, clean bool) error {
 	if err != nil || n == 0 {
 		return err
 	}
-	together, died := pieces(n), 1
+	var together any = pieces(n)
+	died := 1
 	if clean {
-		together, died = 0, 0
+		together, died = nil, 0 // as they were
 	}
 	_, err = t.exec(`
 		update outbox_exceptions set state = 'WAITING', due_at = min(coalesce(due_at, ?1), ?1),
-			starts = starts + alone * ?2, together = ?3, alone = 0
+			starts = starts + alone * ?2, together = coalesce(?3, together), alone = 0
 		where destination = ?4 and ((?5 >> lane) & 1) = 1 and state = 'PUBLISHING'`,
 		t.now, died, together, l.Destination, mask(l.Lanes))
 	if err != nil {
@@ -162,7 +163,7 @@ func recoverExceptions(t *tx, l *lease, clean bool) error {
 	}
 	_, err = t.exec(`
 		update outbox_held_keys set again = max(again, in_hand_to), in_hand = 0, in_hand_to = 0,
-			starts = starts + alone * ?1, together = ?2, alone = 0
+			starts = starts + alone * ?1, together = coalesce(?2, together), alone = 0
 		where destination = ?3 and ((?4 >> lane) & 1) = 1 and in_hand > 0`,
 		died, together, l.Destination, mask(l.Lanes))
 	return err
@@ -175,7 +176,7 @@ func (l *lease) load(t *tx) error {
 		return err
 	}
 	err = t.rows(func(r *sql.Rows) error {
-		k := &heldKey{last: l.done, parked: true}
+		k := &heldKey{parked: true, loaded: true}
 		var joined int64
 		err := r.Scan(&k.key, &k.lane, &k.head, &k.at, &k.again, &k.starts, &k.together, &k.page, &joined)
 		l.page = max(l.page, k.page)
@@ -190,12 +191,39 @@ func (l *lease) load(t *tx) error {
 	if err != nil {
 		return err
 	}
-	return t.rows(func(r *sql.Rows) error {
+	if err != nil {
+		return err
+	}
+	err = t.rows(func(r *sql.Rows) error {
 		var id int64
 		err := r.Scan(&id)
 		l.waiting[id] = struct{}{}
 		return err
 	}, waitingSQL, l.Destination, mask(l.Lanes))
+	if err != nil {
+		return err
+	}
+	return l.loadLast(t)
+}
+
+// loadLast finds what was passed over of each held key, and lets those go that
+// nothing is left of.
+func (l *lease) loadLast(t *tx) error {
+	for _, k := range l.held {
+		err := t.row([]any{&k.last}, `
+			select coalesce((select id from outbox_events
+				where coalesce(event_key, aggregate_id) = ? and id > ? and id <= ? order by id desc limit 1), 0)`, k.key, k.at, l.done)
+		if err != nil {
+			return err
+		}
+		if l.rejoin(k) {
+			if _, err := t.exec(`delete from outbox_held_keys where destination = ? and event_key = ?`, l.Destination, k.key); err != nil {
+				return err
+			}
+			delete(l.joined, k.key)
+		}
+	}
+	return nil
 }
 
 // Release implements store.Session.
@@ -233,7 +261,7 @@ func (ses *session) Release(ctx context.Context, sl store.Lease, keep store.Lane
 		return sl, err
 	}
 	if rest == 0 {
-		ses.leases.drop(l.ID)
+		ses.leases.drop(l.Lease)
 		return store.Lease{}, nil
 	}
 	return l.Lease, nil

@@ -80,7 +80,7 @@ func (b *dueBuilder) mark(t *tx) (dropped []int64, err error) {
 			continue
 		}
 		n, err := t.exec(`
-			update outbox_exceptions set state = 'PUBLISHING', alone = ?, together = 0, page = ?
+			update outbox_exceptions set state = 'PUBLISHING', alone = ?, page = ?
 			where destination = ? and id = ? and state in ('WAITING', 'SCHEDULED', 'PUBLISHING')`,
 			c.Alone, c.Records[dr.first].Sequence.Page, l.Destination, dr.head)
 		if err != nil {

@@ -73,6 +73,7 @@ type exception struct {
 	failed   bool // it has failed right now
 	counted  bool // and that counts
 	page     int64
+	together int
 }
 
 // journalRow notes what became of a claim.
@@ -219,17 +220,21 @@ func (p *plan) settleFresh(f *fresh, s *store.Settlement) {
 		switch {
 		case rec.Unordered:
 			p.except(rec, id, o)
+			p.apart(f, id, o)
 		case p.heldBefore(f, rec.Key, id):
-			// It is read again by its key.
+			p.behind(f, rec.Key, id, o)
 		case o.State == store.Failed && o.Free:
 			p.except(rec, id, o)
 		default:
 			p.hold(f, rec, id, o)
+			p.behind(f, rec.Key, id, o)
 		}
 	}
 	for i := range f.scheduled {
 		r := &f.scheduled[i]
-		if !p.heldBefore(f, r.rec.Key, r.id) {
+		if p.heldBefore(f, r.rec.Key, r.id) {
+			p.behind(f, r.rec.Key, r.id, &store.Outcome{State: store.Pending})
+		} else {
 			p.put[r.id] = exception{rec: &r.rec, state: "SCHEDULED", at: r.rec.AvailableAt}
 		}
 	}
@@ -241,11 +246,30 @@ func (p *plan) settleFresh(f *fresh, s *store.Settlement) {
 	}
 }
 
+// apart keeps an unordered record that was in hand at a death so when it is
+// given back.
+func (p *plan) apart(f *fresh, id int64, o *store.Outcome) {
+	if e := p.put[id]; f.redo && o.State == store.Pending {
+		e.together = f.page.Limit
+		p.put[id] = e
+	}
+}
+
 // heldBefore reports whether a row of a page is behind what holds its key back:
 // since an earlier page, or since one in front of it in this page.
 func (p *plan) heldBefore(f *fresh, key string, id int64) bool {
 	k := p.peek(key)
 	return k != nil && (k.born < f.no || k.born == f.no && k.at < id)
+}
+
+// behind notes that a record is read again by its key. What was in hand at a
+// death stays apart.
+func (p *plan) behind(f *fresh, key string, id int64, o *store.Outcome) {
+	k := p.key(key)
+	k.last = max(k.last, id)
+	if f.redo && o.State == store.Pending && k.born == f.no {
+		k.again, k.together, k.page = id, f.page.Limit, f.page.Page
+	}
 }
 
 // hold takes a key out of its lease's way, from a record on.
@@ -430,16 +454,26 @@ func (p *plan) apply() {
 // more of them meanwhile.
 func (p *plan) applyKeys() {
 	l := p.l
+	stopped := map[string]*heldKey{}
 	for key, k := range p.keys {
 		if old := l.held[key]; old != nil {
 			k.last = max(k.last, old.last)
 			k.inHand = min(k.inHand, old.inHand) // forgotten
 		}
 		if p.stopped[key] {
-			// What was handed out of the key since is given back.
-			k.last, k.wait = max(k.last, l.read), l.claims
+			stopped[key] = k
 		}
 		l.held[key] = k
+	}
+	if len(stopped) > 0 {
+		// What has been handed out of them since will be given back.
+		for _, f := range l.open {
+			for i := range f.ids {
+				if k := stopped[f.records.Records[i].Key]; k != nil {
+					k.last, k.wait = max(k.last, f.ids[i]), f.no
+				}
+			}
+		}
 	}
 	for key := range p.rejoin {
 		if k := l.held[key]; k != nil {
@@ -577,16 +611,17 @@ func putException(t *tx, l *lease, id int64, e exception) error {
 	}
 	_, err := t.exec(`
 		insert into outbox_exceptions as x (destination, id, lane, event_key, event_id, event_type, state, due_at,
-			attempts, starts, page, class, message, created_at, first_failed, last_failed)
-		values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+			attempts, starts, together, page, class, message, created_at, first_failed, last_failed)
+		values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 		on conflict (destination, id) do update set state = excluded.state, due_at = excluded.due_at,
-			attempts = excluded.attempts, page = excluded.page, together = 0, alone = 0,
+			attempts = excluded.attempts, page = excluded.page, alone = 0,
+			together = case when excluded.state = 'WAITING' and excluded.last_failed is null then max(x.together, excluded.together) else 0 end,
 			class = case when excluded.last_failed is null then x.class else excluded.class end,
 			message = case when excluded.last_failed is null then x.message else excluded.message end,
 			first_failed = coalesce(x.first_failed, excluded.first_failed),
 			last_failed = coalesce(excluded.last_failed, x.last_failed)`,
 		l.Destination, id, e.rec.Lane, e.rec.Key, e.rec.ID, e.rec.Type, e.state, due,
-		e.attempts, e.rec.Starts, e.page, e.class, e.message, e.rec.CreatedAt.UnixMicro(), first, last)
+		e.attempts, e.rec.Starts, e.together, e.page, e.class, e.message, e.rec.CreatedAt.UnixMicro(), first, last)
 	return err
 }
 

@@ -317,10 +317,10 @@ func (b *dueBuilder) fill(ctx context.Context) error {
 		share = max(1, limit/max(1, keys))
 	}
 	for _, q := range b.queues {
-		room := limit - len(b.d.claim.Records)
 		if n := q.piece(); n > 0 {
-			room = min(room, n-len(b.d.claim.Records))
+			limit = min(limit, n)
 		}
+		room := limit - len(b.d.claim.Records)
 		if q.x == nil {
 			drains++
 		}
@@ -500,7 +500,7 @@ func (b *dueBuilder) successors(ctx context.Context, q *queue, dr *drain, n int)
 		} else if !ok {
 			continue
 		}
-		r.rec.Sequence = outrider.Sequence{Pos: r.id}
+		r.rec.Sequence = outrider.Sequence{Page: l.pageOf(k, r.id), Pos: r.id}
 		if again {
 			r.rec.Sequence.Page = k.page
 			b.d.claim.Redelivery = true
@@ -515,4 +515,18 @@ func (b *dueBuilder) successors(ctx context.Context, q *queue, dr *drain, n int)
 		dr.to = to
 	}
 	return nil
+}
+
+// pageOf is the page that a record of a key was in hand with when the lease was
+// acquired; 0: none. A key that had been held back before was not part of it.
+func (l *lease) pageOf(k *heldKey, id int64) int64 {
+	if k.loaded {
+		return 0
+	}
+	for _, p := range l.was {
+		if p.From < id && id <= p.To {
+			return p.Page
+		}
+	}
+	return 0
 }

@@ -30,6 +30,7 @@ type lease struct {
 	page int64    // number of the last page
 	open []*fresh // claims handed out and not settled, in order
 	redo []page   // to be read again before anything new
+	was  []page   // all that was in hand when the lease was acquired
 
 	held     map[string]*heldKey
 	joined   map[string]int64   // keys that move with the lease again, beyond an id
@@ -142,10 +143,13 @@ func (l *locked) get(id int64) *lease {
 	return l.m[id]
 }
 
-func (l *locked) drop(id int64) {
+// drop forgets a lease, unless it has been acquired anew.
+func (l *locked) drop(sl store.Lease) {
 	l.Lock()
 	defer l.Unlock()
-	delete(l.m, id)
+	if x := l.m[sl.ID]; x != nil && x.Epoch == sl.Epoch {
+		delete(l.m, sl.ID)
+	}
 }
 
 // hook is a fault that a test asks for.

@@ -106,8 +106,8 @@ func (m *members) join(ctx context.Context, p store.JoinParams) (*member, error)
 		}
 	}
 	err := m.db.write(ctx, m.db.renewer, func(t *tx) error {
-		_, err := t.exec(`insert into `+m.relays+` (lock, relay, seen_at, expires_at) values (?, ?, ?, ?)`,
-			b.lock, p.Relay, t.now, t.now+p.TTL.Microseconds())
+		_, err := t.exec(`insert into `+m.relays+` (lock, relay, seen_at, expires_at, grace) values (?, ?, ?, ?, ?)`,
+			b.lock, p.Relay, t.now, t.now+p.TTL.Microseconds(), p.Grace.Microseconds())
 		return err
 	})
 	if err != nil {
@@ -125,13 +125,12 @@ func (b *member) alive(ctx context.Context) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	n, locks := 1, []int64{}
+	n := 1
 	err = b.db.aside.query(ctx, func(r *sql.Rows) (bool, error) {
 		var lock, expires int64
 		if err := r.Scan(&lock, &expires); err != nil {
 			return false, err
 		}
-		locks = append(locks, lock)
 		if expires > now && !(b.locks && b.free(lock)) {
 			n++
 		}
@@ -141,9 +140,9 @@ func (b *member) alive(ctx context.Context) (int, error) {
 }
 
 // look notes which relays have gone, and since when. Called with mu held.
-func (b *member) look(locks []int64) {
+func (b *member) look(graces map[int64]time.Duration) {
 	seen := map[int64]time.Duration{}
-	for _, lock := range locks {
+	for lock := range graces {
 		if lock == b.lock || !b.locks || !b.free(lock) {
 			continue
 		}
@@ -156,24 +155,24 @@ func (b *member) look(locks []int64) {
 	b.gone = seen
 }
 
-// dead are the relays that have been gone for at least the grace.
+// dead are the relays that have been gone for at least their grace.
 func (b *member) dead(t *tx) (map[int64]bool, error) {
-	var locks []int64
+	graces := map[int64]time.Duration{}
 	err := t.rows(func(r *sql.Rows) error {
-		var lock int64
-		err := r.Scan(&lock)
-		locks = append(locks, lock)
+		var lock, grace int64
+		err := r.Scan(&lock, &grace)
+		graces[lock] = time.Duration(grace) * time.Microsecond
 		return err
-	}, `select lock from `+b.relays)
+	}, `select lock, grace from `+b.relays)
 	if err != nil {
 		return nil, err
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.look(locks)
+	b.look(graces)
 	out := map[int64]bool{}
 	for lock, since := range b.gone {
-		if b.db.since()-since >= b.params.Grace {
+		if b.db.since()-since >= graces[lock] {
 			out[lock] = true
 		}
 	}
@@ -254,9 +253,9 @@ func (b *member) prolong(ctx context.Context, leases []store.Lease) error {
 	return b.db.write(ctx, b.db.renewer, func(t *tx) error {
 		until := t.now + b.params.TTL.Microseconds()
 		_, err := t.exec(`
-			insert into `+b.relays+` (lock, relay, seen_at, expires_at) values (?, ?, ?, ?)
+			insert into `+b.relays+` (lock, relay, seen_at, expires_at, grace) values (?, ?, ?, ?, ?)
 			on conflict (lock) do update set seen_at = excluded.seen_at, expires_at = excluded.expires_at`,
-			b.lock, b.params.Relay, t.now, until)
+			b.lock, b.params.Relay, t.now, until, b.params.Grace.Microseconds())
 		if err != nil {
 			return err
 		}

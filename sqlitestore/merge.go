@@ -39,7 +39,7 @@ func (ses *session) Merge(ctx context.Context, a, b store.Lease) (store.Lease, b
 	if err := la.join(ctx, lb); err != nil {
 		return a, false, fmt.Errorf("sqlitestore: join lease %d into %d: %w", b.ID, a.ID, err)
 	}
-	ses.leases.drop(lb.ID)
+	ses.leases.drop(lb.Lease)
 	return la.Lease, true, nil
 }
 

@@ -33,7 +33,7 @@ const divisor = 20
 func pieces(n int) int { return max(1, (n+divisor-1)/divisor) }
 
 // died turns what was in hand into what is to be read again. clean says that
-// the former owner gave it back.
+// the former owner gave it back: it stays as it was.
 func (h hand) died(clean bool) hand {
 	total := 0
 	for _, p := range h.Open {
@@ -43,7 +43,6 @@ func (h hand) died(clean bool) hand {
 	for _, p := range h.Open {
 		switch {
 		case clean:
-			p.Limit = 0
 		case p.Alone:
 			p.Limit = 1
 			p.Starts++
@@ -80,6 +79,7 @@ type heldKey struct {
 	// that of the last claim that may have records of the key in hand: the key
 	// is drained once that one is settled.
 	born, wait int64
+	loaded     bool  // it was held back before the lease was acquired
 	parked     bool  // exceptions may wait for its head to be out of the way
 	served     int64 // when it was last part of a Due claim
 }

@@ -84,7 +84,7 @@ func (ses *session) Renew(ctx context.Context, leases []store.Lease) (store.Rene
 	for _, l := range leases {
 		if held[l.ID] != l.Epoch {
 			r.Lost = append(r.Lost, l.ID)
-			ses.leases.drop(l.ID)
+			ses.leases.drop(l)
 		}
 	}
 	return r, nil

@@ -76,7 +76,7 @@ func (db *testDB) table() string {
 
 func (db *testDB) outbox(t testing.TB) *outrider.Outbox {
 	t.Helper()
-	o, err := outrider.New(outrider.Config{Dialect: outrider.SQLite, Table: db.table(), MaxPayload: -1})
+	o, err := outrider.New(outrider.Config{Dialect: outrider.SQLite, Table: db.table(), MaxPayload: -1, MaxKey: 2048})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,11 +91,12 @@ type testTx struct {
 
 func (db *testDB) begin(t testing.TB) storetest.Tx {
 	t.Helper()
+	o := db.outbox(t)
 	tx, err := db.BeginTx(context.Background(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return testTx{tx, db.outbox(t)}
+	return testTx{tx, o}
 }
 
 func (x testTx) Add(t testing.TB, events ...outrider.Event) {

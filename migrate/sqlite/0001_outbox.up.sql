@@ -63,7 +63,8 @@ create table outbox_relays (
     lock       integer not null primary key, -- names the file that it keeps locked
     relay      text    not null,
     seen_at    integer not null,
-    expires_at integer not null
+    expires_at integer not null,
+    grace      integer not null          -- how long it may go on after its lock is free
 );
 
 -- Events that are not simply pending or published.
