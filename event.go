@@ -81,7 +81,9 @@ type Record struct {
 
 	// Sequence grows along the first deliveries of a key, so a consumer that
 	// remembers the highest one per key can drop a run that is repeated after
-	// a crash. Zero where the store keeps none.
+	// a crash. Zero where the store keeps none, and for an event outside the
+	// order of its key: a delayed one, and one that was sent again after the
+	// key had gone on without it.
 	Sequence Sequence
 
 	// CreatedAt is when the row was written, by the database's clock.

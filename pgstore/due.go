@@ -80,7 +80,7 @@ func (l *lease) claimDue(ctx context.Context, p store.ClaimParams) (*store.Claim
 	c.Driver = d
 	var singles []single
 	if next == dueNow {
-		if singles, err = l.readSingles(ctx, p); err != nil {
+		if singles, c.More, err = l.readSingles(ctx, p); err != nil {
 			return nil, err
 		}
 	}
@@ -156,7 +156,7 @@ func (k *heldKey) ready(l *lease) bool {
 
 // readSingles reads due exceptions: one key's only when nothing of the key is
 // in hand in a fresh claim.
-func (l *lease) readSingles(ctx context.Context, p store.ClaimParams) ([]single, error) {
+func (l *lease) readSingles(ctx context.Context, p store.ClaimParams) (found []single, more bool, err error) {
 	inHand := l.inHandIDs()
 	unready := []string{}
 	l.mu.Lock()
@@ -166,9 +166,9 @@ func (l *lease) readSingles(ctx context.Context, p store.ClaimParams) ([]single,
 		}
 	}
 	l.mu.Unlock()
-	res, err := l.ses.st.pool.Query(ctx, l.ses.st.sql.due, mask(l.Lanes), inline(p), l.Destination, inHand, p.MaxRecords, unready)
+	res, err := l.ses.st.pool.Query(ctx, l.ses.st.sql.due, mask(l.Lanes), inline(p), l.Destination, inHand, p.MaxRecords+1, unready)
 	if err != nil {
-		return nil, fmt.Errorf("pgstore: read due exceptions of lease %d: %w", l.ID, err)
+		return nil, false, fmt.Errorf("pgstore: read due exceptions of lease %d: %w", l.ID, err)
 	}
 	defer res.Close()
 	var out []single
@@ -177,7 +177,7 @@ func (l *lease) readSingles(ctx context.Context, p store.ClaimParams) ([]single,
 		var s single
 		v, err := l.reader.scan(res, &s.row)
 		if err != nil {
-			return nil, err
+			return nil, false, err
 		}
 		n := func(i int) int64 { return number(v[i]) }
 		s.rec.Attempts, s.rec.Starts, s.together = int(n(0)), int(n(1)), int(n(2))
@@ -190,25 +190,28 @@ func (l *lease) readSingles(ctx context.Context, p store.ClaimParams) ([]single,
 			limit = min(limit, s.together)
 		}
 		if len(out) >= limit {
+			more = true
 			break
 		}
 		out = append(out, s)
 	}
 	res.Close()
 	if err := res.Err(); err != nil {
-		return nil, fmt.Errorf("pgstore: read due exceptions of lease %d: %w", l.ID, err)
+		return nil, false, fmt.Errorf("pgstore: read due exceptions of lease %d: %w", l.ID, err)
 	}
 	rows := make([]row, len(out))
 	for i := range out {
 		rows[i] = out[i].row
 	}
-	out = out[:cut(rows, p.MaxBytes)]
+	if n := cut(rows, p.MaxBytes); n < len(out) {
+		out, more = out[:n], true
+	}
 	for i := range out {
 		if err := l.ses.st.fetchLarge(ctx, &out[i].row); err != nil {
-			return nil, err
+			return nil, false, err
 		}
 	}
-	return out, nil
+	return out, more, nil
 }
 
 // number reads a binary int4 or int8.
@@ -308,7 +311,14 @@ func (l *lease) readDrains(ctx context.Context, p store.ClaimParams, d *due, sin
 			}
 			continue
 		}
-		n := cut(rows[:min(len(rows), share)], bytes)
+		room := share
+		if k.head != 0 && p.KeyShare > 0 {
+			room = min(room, p.KeyShare-1) // its head counts
+		}
+		if room == 0 {
+			continue
+		}
+		n := cut(rows[:min(len(rows), room)], bytes)
 		if some && rows[0].size > bytes {
 			continue // another time
 		}
@@ -416,7 +426,12 @@ func (d *due) begin(ctx context.Context, singles []single) error {
 	var marked []int64
 	d.page = l.nextPage()
 	for i := range c.Records {
-		c.Records[i].Sequence.Page = d.page
+		r := &c.Records[i]
+		if k := l.held[r.Key]; i < len(d.singles) && (k == nil || k.head != d.singles[i]) {
+			r.Sequence = outrider.Sequence{} // outside the order of its key
+			continue
+		}
+		r.Sequence.Page = d.page
 	}
 	first := func(b *pgx.Batch) *pgx.QueuedQuery {
 		return b.Queue(`update outbox_leases set writes = writes + 1, page = greatest(page, $4) where lease = $1 and epoch = $2 and writes = $3`,

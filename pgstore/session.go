@@ -87,16 +87,15 @@ func (s *Store) checkSource(ctx context.Context) error {
 	}
 	var seenSystem string
 	var seenXid, seenID uint64
-	err = s.pool.QueryRow(ctx, `
-		with new as (
-			insert into outbox_source (system_identifier, seen_xid, seen_id) values ($1, $2::xid8, $3)
-			on conflict (only_row) do nothing
-			returning system_identifier, seen_xid, seen_id)
-		select * from new union all
-		select system_identifier, seen_xid,
-		       greatest(seen_id, (select max(hi) from outbox_leases))
-		from outbox_source limit 1`,
-		system, xid, lastID).Scan(&seenSystem, &seenXid, &seenID)
+	_, err = s.pool.Exec(ctx, `
+		insert into outbox_source (system_identifier, seen_xid, seen_id)
+		select $1, $2::xid8, $3 where not exists (select from outbox_source)
+		on conflict (only_row) do nothing`, system, xid, lastID)
+	if err == nil {
+		err = s.pool.QueryRow(ctx, `
+			select system_identifier, seen_xid, greatest(seen_id, (select max(hi) from outbox_leases))
+			from outbox_source`).Scan(&seenSystem, &seenXid, &seenID)
+	}
 	if err != nil {
 		return privilegeError(fmt.Errorf("pgstore: outbox_source: %w", err))
 	}

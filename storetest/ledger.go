@@ -50,6 +50,7 @@ type position struct {
 	since     int          // when it was noted as such
 	delivered int
 	over      bool // delivered, given up or discarded
+	retried   bool // by an operator, maybe after its key had gone on
 	sequence  outrider.Sequence
 }
 
@@ -187,8 +188,10 @@ func (l *Ledger) Delivered(destination string, r outrider.Record) {
 		v = &view{last: map[string]outrider.Sequence{}, done: map[string]int{}}
 		l.views[destination] = v
 	}
-	// What is read anew, behind a head that failed, has a place anew.
-	if l.Sequences && (first || r.Sequence != before) {
+	// What is read anew, behind a head that failed, has a place anew. What is
+	// outside the order of its key need not have one.
+	outside := r.Sequence.IsZero() && (delayed(e.event) || p.retried)
+	if l.Sequences && !outside && (first || r.Sequence != before) {
 		if last := v.last[r.Key]; r.Sequence.String() <= last.String() {
 			l.fault("%s: event %s has sequence %v, its key went up to %v before, itself to %v", destination, r.ID, r.Sequence, last, before)
 		}
@@ -268,7 +271,7 @@ func (l *Ledger) Retried(destination string, ids ...string) {
 	defer l.mu.Unlock()
 	for _, id := range ids {
 		if _, p := l.at(destination, id); p != nil {
-			p.over = false
+			p.over, p.retried = false, true
 		}
 	}
 }
