@@ -65,6 +65,11 @@ func (w *worker) collectCall(c *call) {
 		w.allDelivered(c)
 		return
 	}
+	w.takeResults(c, returned && left > 0)
+}
+
+// takeResults looks at all results of a call that are there.
+func (w *worker) takeResults(c *call, ended bool) {
 	var fresh []int
 	for j := range c.flags {
 		if c.flags[j].Load() == flagSet {
@@ -72,7 +77,7 @@ func (w *worker) collectCall(c *call) {
 			fresh = append(fresh, j)
 		}
 	}
-	if returned && c.left.Load() > 0 {
+	if ended {
 		fresh = w.missing(c, fresh)
 	}
 	w.judgeAll(c, fresh)

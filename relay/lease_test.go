@@ -426,3 +426,35 @@ func TestFairShare(t *testing.T) {
 		a.end()
 	})
 }
+
+// While a commit cannot be written, what was started is not sent either, so
+// that as little as possible would come twice.
+func TestSendingPausesWithoutDatabase(t *testing.T) {
+	inWorld(t, memsink.Config{NoOrder: true, Decide: func(ctx context.Context, _ sink.Message) sink.Result {
+		sleep(ctx, 50*time.Millisecond)
+		return memsink.Deliver
+	}}, func(w *world) {
+		var away atomic.Bool
+		w.store.SetFaults(func(_ context.Context, op memstore.Op) error {
+			if op == memstore.OpCommit && away.Load() {
+				return errors.New("database is away")
+			}
+			return nil
+		}, nil)
+		r := w.start()
+		time.Sleep(time.Second)
+		ids := w.add("b")
+		time.Sleep(10 * time.Millisecond)
+		ids = append(ids, w.add("a", "a", "a", "a", "a", "a")...)
+		time.Sleep(10 * time.Millisecond)
+		away.Store(true)
+		time.Sleep(time.Minute)
+		if n := w.sink.Len(); n != 2 {
+			t.Errorf("%d messages were sent, not the one in flight and the one behind it", n)
+		}
+		away.Store(false)
+		time.Sleep(10 * time.Second)
+		w.mustBe(store.Published, ids...)
+		r.end()
+	})
+}

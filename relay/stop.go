@@ -16,6 +16,7 @@ func (w *worker) giveUp() {
 	w.cutting = true
 	for _, c := range w.calls {
 		c.dead.Store(true)
+		w.takeResults(c, false)
 		w.endCall(c)
 	}
 	w.calls = nil

@@ -80,7 +80,10 @@ func TestLIF02_StubbornSinkDoesNotHoldTheStop(t *testing.T) {
 			w := &world{t: t, events: newEventLog(), store: newMemStore(), sink: memsink.New(memsink.Config{})}
 			s := &stubborn{take: func(m sink.Message) bool { return m.Key != "k3" && m.Key != "k4" }}
 			ids := w.add(many(20, 10)...)
-			r := w.start(func(c *Config) { c.Destinations[0].Sink = s })
+			r := w.start(func(c *Config) {
+				c.Destinations[0].Sink = s
+				c.Destinations[0].SlowAfter = time.Hour // nothing is settled before the stop
+			})
 			time.Sleep(300 * time.Millisecond)
 			from := time.Now()
 			r.stop()
