@@ -140,6 +140,15 @@ func TestFullStream(t *testing.T) {
 	want(t, "behind it", rs[2], sink.NotSent, sink.ClassHeld)
 }
 
+func TestOverTheStreamsLimit(t *testing.T) {
+	url := embedded(t)
+	name := newStream(t, jetStream(t, url), func(c *jetstream.StreamConfig) { c.MaxMsgSize = 1000 })
+	s := closeLater(t, open(t, Config{URLs: []string{url}}))
+	m := message(name+".a", "1", "k")
+	m.Payload = make([]byte, 1000)
+	want(t, "over max_msg_size", publish(s, m)[0], sink.Reject, sink.ClassOversize)
+}
+
 // A subscriber that answers is no stream, whatever it says.
 func TestPlainSubscriberIsNoStream(t *testing.T) {
 	url := embedded(t)
