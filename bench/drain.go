@@ -286,23 +286,16 @@ func barePipelined(ctx context.Context, dsn string, n int) error {
 	noted <- nil
 	at := int64(0)
 	for n > 0 {
-		rows, err := read.Query(ctx, `select id, event_id, aggregate_type, aggregate_id, event_type, coalesce(event_key, aggregate_id),
-				content_type, headers, created_at, lane, available_at, payload
-			from outbox_events where id > $1 and pg_visible_in_snapshot(tx_id, $2::pg_snapshot) order by id limit 5000`, at, snap)
+		rows, err := read.Query(ctx, barePage, int64(-1), 4096, at, int64(1)<<62, snap, 5000)
 		if err != nil {
 			return err
 		}
 		k := 0
 		for rows.Next() {
-			v := rows.RawValues()
-			var id int64
-			for _, c := range v[0] {
-				id = id<<8 | int64(c)
-			}
-			at = id
-			sum := 0
-			for _, b := range v {
-				sum += len(append([]byte(nil), b...))
+			var e bareEvent
+			if err := rows.Scan(&at, &e.id, &e.aggregateType, &e.aggregateID, &e.typ, &e.key, &e.contentType, &e.headers,
+				&e.created, &e.lane, &e.later, &e.available, &e.size, &e.payload); err != nil {
+				return err
 			}
 			k++
 		}
@@ -323,6 +316,29 @@ func barePipelined(ctx context.Context, dsn string, n int) error {
 	}
 	return <-noted
 }
+
+// bareEvent is what a page's row is read into.
+type bareEvent struct {
+	id                                                [16]byte
+	aggregateType, aggregateID, typ, key, contentType string
+	headers, payload                                  []byte
+	created                                           time.Time
+	available                                         *time.Time
+	lane                                              int16
+	later                                             bool
+	size                                              int32
+}
+
+// barePage is the statement that pgstore reads a page of a backlog with.
+const barePage = `select e.id, e.event_id, e.aggregate_type, e.aggregate_id, e.event_type,
+	coalesce(e.event_key, e.aggregate_id) as key, e.content_type, e.headers,
+	e.created_at, e.lane, coalesce(e.available_at > clock_timestamp(), false) as later, e.available_at,
+	coalesce(octet_length(e.payload), 0) as size,
+	case when octet_length(e.payload) <= $2 then e.payload end as payload
+	from outbox_events e
+	where e.id > $3 and e.id <= $4 and (($1::bigint >> e.lane::int) & 1) = 1
+	  and pg_visible_in_snapshot(e.tx_id, $5::pg_snapshot)
+	order by e.id limit $6`
 
 func drainOldSnapshot(ctx context.Context, e env) (a, b sample, err error) {
 	hold := func(d *database) (func(), error) {
