@@ -35,6 +35,12 @@ test-short: ## quick tests, no servers
 	env CI= OUTRIDER_TEST_REQUIRE= $$(env | sed -n 's/^\(OUTRIDER_TEST_[A-Z_]*\)=.*/-u \1/p') \
 		$(GO) test -short -timeout=$(TIMEOUT) $(ARGS) $(PKG)
 
+# Random walks over the store seam: a bounded number is part of the tests, this is the long run.
+.PHONY: model
+model: servers ## thousands of random walks over each store: make model CHECKS=20000 ARGS='-run Postgres'
+	@eval "$$(scripts/servers env)" && OUTRIDER_MODEL_CHECKS=$(or $(CHECKS),3000) \
+		$(GO) test -count=1 -timeout=4h $(ARGS) ./test/model
+
 .PHONY: lint
 lint: fmt-check ## golangci-lint where it is installed, else vet and staticcheck
 	@if command -v golangci-lint >/dev/null; then \
