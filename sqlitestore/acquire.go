@@ -31,7 +31,7 @@ func (ses *session) Acquire(ctx context.Context, p store.AcquireParams) ([]store
 		if err != nil {
 			return err
 		}
-		free, err := freeLeases(t, p.Destination, dead)
+		free, err := freeLeases(t, "outbox_leases", p.Destination, dead)
 		if err != nil {
 			return err
 		}
@@ -56,17 +56,15 @@ func (ses *session) Acquire(ctx context.Context, p store.AcquireParams) ([]store
 		return nil, fmt.Errorf("sqlitestore: acquire leases of %q: %w", p.Destination, err)
 	}
 	out := make([]store.Lease, len(taken))
-	ses.leases.Lock()
-	defer ses.leases.Unlock()
 	for i, l := range taken {
-		ses.leases.m[l.ID] = l
+		ses.leases.put(l)
 		out[i] = l.Lease
 	}
 	return out, nil
 }
 
 // freeLeases finds the leases of a destination that nobody holds.
-func freeLeases(t *tx, destination string, dead map[int64]bool) ([]freeLease, error) {
+func freeLeases(t *tx, table, destination string, dead map[int64]bool) ([]freeLease, error) {
 	var out []freeLease
 	err := t.rows(func(r *sql.Rows) error {
 		var f freeLease
@@ -81,7 +79,7 @@ func freeLeases(t *tx, destination string, dead map[int64]bool) ([]freeLease, er
 			out = append(out, f)
 		}
 		return nil
-	}, `select lease, lanes, owner_lock, coalesce(expires_at <= ?, 1) from outbox_leases where destination = ? order by lease`, t.now, destination)
+	}, `select lease, lanes, owner_lock, coalesce(expires_at <= ?, 1) from `+table+` where destination = ? order by lease`, t.now, destination)
 	return out, err
 }
 
@@ -304,6 +302,6 @@ func giveBack(t *tx, id int64, destination string, lanes store.LaneSet) error {
 		where lease = ?`, string(text), id); err != nil {
 		return err
 	}
-	l := &lease{Lease: store.Lease{ID: id, Destination: destination, Lanes: lanes}}
+	l := &lease{fence: fence{Lease: store.Lease{ID: id, Destination: destination, Lanes: lanes}}}
 	return recoverExceptions(t, l, true)
 }

@@ -25,10 +25,9 @@ func (ses *session) Commit(ctx context.Context, p store.CommitParams) error {
 	if err := l.resolve(ctx); err != nil {
 		return err
 	}
-	if l.last != nil && sameCommit(l.last.params, p) {
+	if l.recognised(p) {
 		return nil
 	}
-	l.last = nil
 	return l.commit(ctx, p)
 }
 

@@ -196,8 +196,24 @@ func (b *member) bury(t *tx, dead map[int64]bool) error {
 	return err
 }
 
-// renew prolongs leases, and tells which of them are held, with their epochs.
-func (b *member) renew(ctx context.Context, leases []store.Lease) (held map[int64]int64, relays int, err error) {
+// renew prolongs leases; lost is called with those that are not held any more.
+func (b *member) renew(ctx context.Context, leases []store.Lease, lost func(store.Lease)) (store.Renewal, error) {
+	held, relays, err := b.tryRenew(ctx, leases)
+	if err != nil {
+		return store.Renewal{}, fmt.Errorf("sqlitestore: renew: %w", explain(err))
+	}
+	r := store.Renewal{Relays: relays}
+	for _, l := range leases {
+		if held[l.ID] != l.Epoch {
+			r.Lost = append(r.Lost, l.ID)
+			lost(l)
+		}
+	}
+	return r, nil
+}
+
+// tryRenew tells which of the leases are held, with their epochs.
+func (b *member) tryRenew(ctx context.Context, leases []store.Lease) (held map[int64]int64, relays int, err error) {
 	b.mu.Lock()
 	left := b.left
 	b.mu.Unlock()
@@ -304,7 +320,6 @@ func (b *member) kill() {
 		_ = b.file.Close()
 	}
 }
-
 
 func (b *member) hasLeft() bool {
 	b.mu.Lock()

@@ -12,7 +12,7 @@ import (
 type session struct {
 	st *Stream
 	*member
-	leases     locked
+	leases     locked[*lease]
 	loseAnswer hook
 }
 
@@ -35,7 +35,7 @@ func (s *Stream) Join(ctx context.Context, p store.JoinParams) (store.Session, e
 	if err != nil {
 		return nil, err
 	}
-	return &session{st: s, member: m, leases: locked{m: map[int64]*lease{}}}, nil
+	return &session{st: s, member: m, leases: locked[*lease]{m: map[int64]*lease{}}}, nil
 }
 
 // addDestination makes a destination known that is not yet.
@@ -67,27 +67,13 @@ func (s *Stream) addDestination(ctx context.Context, d store.Destination) error 
 
 // lease finds the session's own state of a lease, nil if it is not held.
 func (ses *session) lease(sl store.Lease) *lease {
-	l := ses.leases.get(sl.ID)
-	if l == nil || l.Epoch != sl.Epoch {
-		return nil
-	}
+	l, _ := ses.leases.get(sl)
 	return l
 }
 
 // Renew implements store.Session.
 func (ses *session) Renew(ctx context.Context, leases []store.Lease) (store.Renewal, error) {
-	held, relays, err := ses.renew(ctx, leases)
-	if err != nil {
-		return store.Renewal{}, fmt.Errorf("sqlitestore: renew: %w", explain(err))
-	}
-	r := store.Renewal{Relays: relays}
-	for _, l := range leases {
-		if held[l.ID] != l.Epoch {
-			r.Lost = append(r.Lost, l.ID)
-			ses.leases.drop(l)
-		}
-	}
-	return r, nil
+	return ses.renew(ctx, leases, ses.leases.drop)
 }
 
 // Leave implements store.Session.

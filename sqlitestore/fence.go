@@ -1,0 +1,135 @@
+package sqlitestore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/outrider-dev/outrider/store"
+)
+
+// fence is the right to write under a lease, of either store.
+type fence struct {
+	store.Lease
+	db         *database
+	table      string
+	loseAnswer *hook
+
+	// writing serialises what writes to the database under the lease.
+	writing sync.Mutex
+	writes  int64    // the table's writes as last known
+	unsure  *written // a write whose answer was lost
+	last    *written // the last one that was recognised as done after all
+}
+
+// written is one write under a lease: what it was for, and what it changes in
+// memory once it is known to be in the database.
+type written struct {
+	params store.CommitParams // empty for others than Commit
+	apply  func()
+}
+
+// resolve finds out what became of a write whose answer was lost. Called with
+// writing held, before any other write.
+func (l *fence) resolve(ctx context.Context) error {
+	if l.unsure == nil {
+		return nil
+	}
+	var writes, epoch int64
+	err := l.db.row(ctx, []any{&writes, &epoch}, `select writes, epoch from `+l.table+` where lease = ?`, l.ID)
+	if err != nil {
+		return fmt.Errorf("sqlitestore: read back lease %d: %w", l.ID, explain(err))
+	}
+	if epoch != l.Epoch {
+		return store.ErrFenced
+	}
+	if writes == l.writes+1 {
+		l.unsure.apply()
+		l.last = l.unsure
+	}
+	l.writes, l.unsure = writes, nil
+	return nil
+}
+
+// write runs f in one transaction under the lease's fence: nothing of it takes
+// effect unless the lease still has its epoch. what is applied when all is
+// done, or when that is found out later.
+func (l *fence) write(ctx context.Context, what *written, f func(*tx) error) error {
+	db := l.db
+	l.unsure = what
+	err := db.write(ctx, db.writer, func(t *tx) error {
+		n, err := t.exec(`update `+l.table+` set writes = writes + 1 where lease = ? and epoch = ? and writes = ?`, l.ID, l.Epoch, l.writes)
+		if err != nil {
+			return err
+		}
+		if n == 0 {
+			return store.ErrFenced
+		}
+		return f(t)
+	})
+	if err == nil && l.loseAnswer.CompareAndSwap(true, false) {
+		err = fmt.Errorf("%w: its answer was lost", errUnknown)
+	}
+	if err != nil {
+		if !errors.Is(err, errUnknown) {
+			l.unsure = nil // nothing was written
+		}
+		if errors.Is(err, store.ErrFenced) {
+			return err
+		}
+		return fmt.Errorf("sqlitestore: lease %d: %w", l.ID, err)
+	}
+	l.writes++
+	l.unsure = nil
+	what.apply()
+	return nil
+}
+
+// recognised reports whether a commit has been done already: its answer was
+// lost.
+func (l *fence) recognised(p store.CommitParams) bool {
+	if l.last != nil && sameCommit(l.last.params, p) {
+		return true
+	}
+	l.last = nil
+	return false
+}
+
+// locked is a mutex-guarded map of the leases that a session holds.
+type locked[L interface{ lease() *store.Lease }] struct {
+	sync.Mutex
+	m map[int64]L
+}
+
+func (l *fence) lease() *store.Lease { return &l.Lease }
+
+// get finds the session's own state of a lease. false: it is not held.
+func (l *locked[L]) get(sl store.Lease) (out L, ok bool) {
+	l.Lock()
+	defer l.Unlock()
+	x, ok := l.m[sl.ID]
+	if !ok || x.lease().Epoch != sl.Epoch {
+		return out, false
+	}
+	return x, true
+}
+
+func (l *locked[L]) put(x L) {
+	l.Lock()
+	defer l.Unlock()
+	l.m[x.lease().ID] = x
+}
+
+// drop forgets a lease, unless it has been acquired anew.
+func (l *locked[L]) drop(sl store.Lease) {
+	l.Lock()
+	defer l.Unlock()
+	if x, ok := l.m[sl.ID]; ok && x.lease().Epoch == sl.Epoch {
+		delete(l.m, sl.ID)
+	}
+}
+
+// hook is a fault that a test asks for.
+type hook = atomic.Bool
