@@ -273,6 +273,63 @@ func TestDueAndFreshAreFair(t *testing.T) {
 	})
 }
 
+// Beside a backlog that fills every call, what is due has its turn as well.
+func TestDueIsSentBesideABacklog(t *testing.T) {
+	var tries *attempts
+	inWorld(t, memsink.Config{NoOrderInFlight: true, Decide: func(ctx context.Context, m sink.Message) sink.Result {
+		sleep(ctx, 2*time.Millisecond)
+		if strings.HasPrefix(m.Key, "due") && tries.note(m.Key) == 1 {
+			return answer(sink.Retry, sink.ClassRefused)
+		}
+		return memsink.Deliver
+	}}, func(w *world) {
+		tries = newAttempts()
+		r := w.start(func(c *Config) {
+			c.MaxRecords = 10
+			c.Destinations[0].Retry = Retry{Immediate: -1, Base: 100 * time.Millisecond, Cap: 100 * time.Millisecond}
+		})
+		var due []string
+		for i := range 50 {
+			due = append(due, fmt.Sprint("due", i))
+		}
+		ids := w.add(append(due, many(20000, 500)...)...)
+		time.Sleep(time.Second)
+		if w.sink.Len() > 15000 {
+			t.Fatal("the backlog is gone too soon for this test")
+		}
+		w.mustBe(store.Published, ids[:50]...)
+		w.wait(20050, time.Minute)
+		r.end()
+	})
+}
+
+// A settlement does not wait long for a claim that is being read.
+func TestLingerIsShort(t *testing.T) {
+	inWorld(t, memsink.Config{Decide: func(ctx context.Context, _ sink.Message) sink.Result {
+		sleep(ctx, 5*time.Millisecond)
+		return memsink.Deliver
+	}}, func(w *world) {
+		r := w.start()
+		time.Sleep(time.Second)
+		ids := w.add("a")
+		time.Sleep(time.Millisecond)
+		w.store.SetFaults(func(ctx context.Context, op memstore.Op) error {
+			if op == memstore.OpClaim {
+				sleep(ctx, time.Second)
+			}
+			return nil
+		}, nil)
+		w.add("b")
+		time.Sleep(7 * time.Millisecond)
+		synctest.Wait()
+		if s := w.entries()[ids[0]].State; s != store.Published {
+			t.Errorf("8 ms after it came, 3 ms after it was delivered, it is %v", s)
+		}
+		w.wait(2, 3*time.Second)
+		r.end()
+	})
+}
+
 // overtaking is a sink with order in flight in which the failure of the first
 // message is reported when the second call has been made and not come in yet.
 type overtaking struct {

@@ -19,7 +19,7 @@ type reading struct {
 }
 
 // read asks for the next claim if one is wanted and there is room. A lease has
-// one Claim under way at most, so new and due events take turns.
+// one Claim under way at most.
 func (w *worker) read() {
 	now := w.relay.now()
 	w.poll(now)
@@ -30,12 +30,13 @@ func (w *worker) read() {
 		w.at(w.readAt)
 		return
 	}
-	fresh, due := w.wantFresh && w.room(), w.wantDue && w.due == nil
+	// Due events first: there is one claim of them at most, and while it is in
+	// hand new ones are read.
 	switch {
-	case fresh && (!due || !w.dueNext):
-		w.startReading(store.Fresh)
-	case due:
+	case w.wantDue && w.due == nil:
 		w.startReading(store.Due)
+	case w.wantFresh && w.room():
+		w.startReading(store.Fresh)
 	}
 }
 
@@ -104,7 +105,6 @@ func (w *worker) startReading(kind store.Kind) {
 		MaxExceptions: cfg.MaxExceptions,
 	}
 	w.reading = rd
-	w.dueNext = kind == store.Fresh
 	if kind == store.Fresh {
 		w.wantFresh, w.pollAt = false, 0
 	} else {

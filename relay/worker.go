@@ -49,7 +49,6 @@ type worker struct {
 	seq       int64
 	wantFresh bool
 	wantDue   bool
-	dueNext   bool          // whose turn it is to be read
 	pollAfter time.Duration // delay of the next poll
 	pollAt    time.Duration // 0: none
 	dueAt     time.Duration
