@@ -296,8 +296,8 @@ func (b *builder) due() {
 }
 
 // drain is what a held key has to send next, in order: nothing while some of it
-// is in hand, while its head waits or has failed. Its head goes first, then
-// what was in hand once, as it was sent then, then the rest by row id.
+// is in hand, while its head waits or has failed. What was in hand once goes
+// first, the head among it, as it was sent then; the rest follows by row id.
 func (b *builder) drain(k *key) []*cell {
 	var out []*cell
 	for _, x := range k.cells {
@@ -312,18 +312,14 @@ func (b *builder) drain(k *key) []*cell {
 	if len(out) == 0 {
 		b.dest.rest(k)
 	}
-	rank := func(x *cell) int {
-		switch {
-		case x.state == store.Waiting:
-			return 0
-		case !x.seq.IsZero():
+	slices.SortFunc(out, func(x, y *cell) int {
+		if a, b := x.seq.IsZero(), y.seq.IsZero(); a != b {
+			if b {
+				return -1
+			}
 			return 1
-		default:
-			return 2
 		}
-	}
-	slices.SortStableFunc(out, func(x, y *cell) int {
-		return cmp.Or(cmp.Compare(rank(x), rank(y)), bySequence(x, y))
+		return bySequence(x, y)
 	})
 	return out
 }

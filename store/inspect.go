@@ -14,11 +14,13 @@ type Inspector interface {
 	// Status sums up each destination, the one with the oldest pending event
 	// first.
 	Status(ctx context.Context) (Status, error)
-	// List pages through events, in order of row id.
+	// List pages through events, in order of row id. With several
+	// destinations a page ends with a whole row, even if that is more than
+	// the limit.
 	List(ctx context.Context, p ListParams) (Page, error)
 	// Show gives one event with its payload and how it stands with each
 	// destination; id is the event's id or its row's. Several events can
-	// share an id.
+	// share an id. None of it: an error that says so, or an empty list.
 	Show(ctx context.Context, id string) ([]Detail, error)
 }
 
@@ -88,7 +90,7 @@ type RelayStatus struct {
 // ListParams select events; zero values mean any.
 type ListParams struct {
 	Destination string
-	State       State
+	State       State // exactly this one: Pending without Waiting and Scheduled
 	Key         string
 	Type        string
 	AfterRow    string // page behind this row id

@@ -44,7 +44,9 @@ type Capabilities struct {
 	// FanOut: every destination gets every event. Without it the store
 	// serves one destination.
 	FanOut bool
-	// Sequences: records carry a Sequence.
+	// Sequences: records carry a Sequence. It grows along the records of a
+	// key in the order in which their claims are started, delayed ones
+	// included: one of them that falls due takes its place then.
 	Sequences bool
 	// LiveTakeOver: a lease whose owner's connection has ended is taken over
 	// after JoinParams.Grace; without it, only when it has expired.
@@ -65,7 +67,8 @@ type JoinParams struct {
 
 	// Grace is how long after the end of its owner's connection a lease is
 	// taken over, where LiveTakeOver. The owner must have stopped sending
-	// within that time. Needed.
+	// within that time. Needed; the same for all relays, since a driver may
+	// go by the owner's or by the taker's.
 	Grace time.Duration
 }
 
@@ -96,21 +99,25 @@ type Session interface {
 	Renew(ctx context.Context, leases []Lease) (Renewal, error)
 
 	// Release gives back a lease, or the lanes of it that are not in keep;
-	// for keep == 0 the whole. No claim of the lease may be in hand; those
-	// that were not settled are handed out again by whoever takes over, and
-	// no death is counted. The returned lease is what is left (Lanes 0:
-	// nothing).
+	// for keep == 0 the whole. Nothing of its claims may be on its way any
+	// more; those that were not settled are handed out again by whoever has
+	// the lanes then, in order and before anything else, and no death is
+	// counted. The returned lease is what is left (Lanes 0: nothing).
 	Release(ctx context.Context, l Lease, keep LaneSet) (Lease, error)
 
 	// Claim reads what is to be sent next under a lease. It may return a
 	// claim without records. Nothing of it may be sent before a Commit that
 	// names it in Start has returned nil. A claim that is not to be started
-	// is abandoned with Forget.
+	// is abandoned with Forget. One without records is never started, and
+	// forgetting it is optional: what the store has to note of it, such as
+	// events that are delayed, it notes by itself.
 	//
 	// Claims of kind Fresh follow each other: a later one may hold records
 	// of a key that has records in hand under an earlier one, later in order.
 	// Records of a key that is held back, by a failed, waiting or slow
-	// message, are never among them.
+	// message, are never among them. A Due claim may hold a key's head alone
+	// or with some of what is behind it, and never what is behind records of
+	// the key that are in hand elsewhere.
 	Claim(ctx context.Context, p ClaimParams) (*Claim, error)
 
 	// Commit writes, in one transaction, the outcomes of claims in hand and
@@ -179,7 +186,8 @@ type ClaimParams struct {
 	KeyShare int
 
 	// MaxExceptions is from how many exceptions of the lease on a Fresh claim
-	// stays empty. 0: no limit.
+	// stays empty. 0: no limit. An event that waits, is scheduled, slow or
+	// failed is one, and the hold on its key may count as another.
 	MaxExceptions int
 }
 
@@ -200,11 +208,13 @@ type Claim struct {
 	// Redelivery: records may have been delivered before.
 	Redelivery bool
 
-	// More says that the next claim of this kind will not be empty.
+	// More says that it is worth claiming this kind again at once. It is not
+	// false while more could be handed out, and not true for ever while
+	// nothing can.
 	More bool
 
-	// NextDue is, in a Due claim, when the next exception falls due; 0: none
-	// is known.
+	// NextDue is, in a Due claim, when the next exception falls due that has
+	// not yet; 0: none is known.
 	NextDue time.Duration
 
 	// Driver is the driver's own.
@@ -262,7 +272,7 @@ type Outcome struct {
 	Attempts int           // the new count
 	Due      time.Duration // Waiting: from now
 	Class    string        // sink.Class of the failure
-	Message  string        // evidence, cut to MaxMessage bytes by the store
+	Message  string        // evidence; any bytes, kept as text of MaxMessage bytes at most
 
 	// Free, with Failed, lets the key go on without this record.
 	Free bool
@@ -276,7 +286,7 @@ const MaxMessage = 1000
 // The first settlement of a claim has an outcome for every record; those that
 // are InHand are ended by later ones, in which all others are Unchanged. In a
 // key's records, what follows the first one that is not Published, Scheduled
-// or Failed with Free is Pending.
+// or Failed with Free is Pending, in the claims behind it too.
 type Settlement struct {
 	Claim    *Claim
 	Outcomes []Outcome // one per record, same order

@@ -326,16 +326,16 @@ func testLateBehindPieces(b *bench) {
 	}
 	m := b.mortalOwner()
 	late := b.begin()
-	late.add(events("a", "b")...)
-	e := events("a", "a", "b", "b")
+	late.add(events("a", "b", "c")...)
+	e := events("a", "a", "b", "b", "c")
 	b.put(e...)
 	c := m.hand()
-	m.deliver(c)
+	m.deliver(c, 2, 3) // the others may be on their way
 	late.commit()
 	m.die()
 	m = b.heir()
 	// The head of one key fails on the way, so its rest is read by key.
-	m.drain(6, func(r outrider.Record) store.Outcome {
+	m.drain(8, func(r outrider.Record) store.Outcome {
 		if r.ID == e[0].ID && r.Attempts == 0 {
 			return waiting(1, 0)
 		}

@@ -11,7 +11,6 @@ import (
 var operateTests = []test{
 	{"Show", testShow},
 	{"List", testList},
-	{"ListPending", testListPending},
 	{"Pages", testPages},
 	{"Status", testStatus},
 	{"Retry", testRetry},
@@ -125,6 +124,7 @@ func testList(b *bench) {
 		{store.ListParams{State: store.Failed}, []int{3}},
 		{store.ListParams{State: store.Scheduled}, []int{5}},
 		{store.ListParams{State: store.InHand}, []int{6}},
+		{store.ListParams{State: store.Pending}, []int{2, 4, 7}},
 		{store.ListParams{State: store.Discarded}, nil},
 		{store.ListParams{Key: "fail"}, []int{3, 4}},
 		{store.ListParams{Key: "fail", State: store.Failed}, []int{3}},
@@ -149,28 +149,6 @@ func testList(b *bench) {
 		}
 		if !slices.Equal(got, want) || page.Next != "" {
 			b.t.Errorf("list %+v: %v, next %q, want %v", c.p, got, page.Next, want)
-		}
-	}
-}
-
-// Pending events are listed, those that wait for a time of theirs maybe too.
-func testListPending(b *bench) {
-	in := b.inspector()
-	e := b.sorts(b.owner())
-	page, err := in.List(b.ctx, store.ListParams{State: store.Pending})
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	var got []string
-	for _, x := range page.Entries {
-		if x.State.String() != "PENDING" {
-			b.t.Errorf("listed as pending: %+v", x)
-		}
-		got = append(got, x.EventID)
-	}
-	for _, i := range []int{2, 4, 7} {
-		if !slices.Contains(got, e[i].ID) {
-			b.t.Errorf("event %d of %d is not listed as pending", i, len(e))
 		}
 	}
 }

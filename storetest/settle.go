@@ -22,6 +22,7 @@ var settleTests = []test{
 	{"SlowInHand", testSlow},
 	{"SlowFails", testSlowFails},
 	{"GivenBack", testGivenBack},
+	{"GivenBackLate", testGivenBackLate},
 	{"Scheduled", testScheduled},
 	{"ScheduledHoldsNothing", testScheduledHoldsNothing},
 	{"ScheduledBehindHead", testScheduledBehindHead},
@@ -255,7 +256,8 @@ func testSlow(b *bench) {
 	c := m.hand()
 	m.deliver(c, 1)
 	m.settle(c, inHand, published, pending, inHand)
-	b.put(a[2], event("b"))
+	behind := event("c")
+	b.put(a[2], event("b"), behind)
 	got := m.drain(1, nil)
 	if got[0].Key != "b" {
 		b.t.Errorf("beside a slow record came %v", ids(got))
@@ -264,6 +266,7 @@ func testSlow(b *bench) {
 	// Each of the two ends by itself.
 	m.deliver(c, 3)
 	m.settle(c, unchanged, unchanged, unchanged, published)
+	wantIDs(b.t, "behind the other slow one", m.drain(1, nil), behind)
 	m.idle()
 	m.deliver(c, 0)
 	m.settle(c, published, unchanged)
@@ -299,6 +302,22 @@ func testGivenBack(b *bench) {
 			b.t.Errorf("event %s was charged: %+v", r.ID, r)
 		}
 	}
+	m.idle()
+}
+
+// What is given back, and an event that was written before it and committed
+// after it, come with sequences that grow.
+func testGivenBackLate(b *bench) {
+	if b.harness.OneWriter {
+		b.t.Skip("one writer")
+	}
+	m := b.owner()
+	late := b.begin()
+	late.add(events("a", "b")...)
+	b.put(events("a", "b", "a")...)
+	m.settle(m.hand(), pending)
+	late.commit()
+	m.drain(5, nil)
 	m.idle()
 }
 

@@ -91,6 +91,7 @@ func Run(t *testing.T, h Harness) {
 		{"Settle", settleTests},
 		{"Claim", claimTests},
 		{"Lease", leaseTests},
+		{"Move", moveTests},
 		{"Death", deathTests},
 		{"FanOut", fanOutTests},
 		{"Operate", operateTests},
