@@ -358,6 +358,26 @@ func drainOldSnapshot(ctx context.Context, e env) (a, b sample, err error) {
 	return a, b, err
 }
 
+// drainOpenWriter has a transaction that has written an event, and stays open.
+func drainOpenWriter(ctx context.Context, e env) (a, b sample, err error) {
+	hold := func(d *database) (func(), error) {
+		tx, err := d.conn.Begin(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if _, err := tx.Exec(ctx, `insert into outbox_events (aggregate_type, aggregate_id, event_type, payload, event_key)
+			values ('order', 'open', 'OrderPlaced', '{}', null)`); err != nil {
+			return nil, err
+		}
+		return func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }, nil
+	}
+	if a, err = outriderDrain(ctx, e, e.events, 1, nil, hold); err != nil {
+		return a, b, err
+	}
+	b, err = outriderDrain(ctx, e, e.events, 1, nil, nil)
+	return a, b, err
+}
+
 func drainBacklog(ctx context.Context, e env) (a, b sample, err error) {
 	if a, err = outriderDrain(ctx, e, 10*e.events, 1, nil, nil); err != nil {
 		return a, b, err
