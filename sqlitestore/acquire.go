@@ -111,26 +111,31 @@ func (ses *session) take(t *tx, f freeLease) (*lease, error) {
 		return nil, err
 	}
 	l.Lanes = store.LaneSet(lanes)
+	return l, l.stand(t, doc, f.clean)
+}
+
+// stand takes over what was in hand, and reads what is held back.
+func (l *lease) stand(t *tx, doc string, clean bool) error {
 	var h hand
 	if err := json.Unmarshal([]byte(doc), &h); err != nil {
-		return nil, fmt.Errorf("lease %d: what it has in hand: %w", l.ID, err)
+		return fmt.Errorf("lease %d: what it has in hand: %w", l.ID, err)
 	}
-	h = h.died(f.clean)
+	h = h.died(clean)
 	l.redo, l.was, l.read, l.saved = h.Redo, h.Redo, l.done, l.done
 	for _, p := range h.Redo {
 		l.page = max(l.page, p.Page)
 	}
 	text, err := json.Marshal(h)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if _, err := t.exec(`update outbox_leases set open = ? where lease = ?`, string(text), l.ID); err != nil {
-		return nil, err
+		return err
 	}
-	if err := recoverExceptions(t, l, f.clean); err != nil {
-		return nil, err
+	if err := recoverExceptions(t, l, clean); err != nil {
+		return err
 	}
-	return l, l.load(t)
+	return l.load(t)
 }
 
 const inLanes = `destination = ? and ((? >> lane) & 1) = 1`
@@ -242,45 +247,53 @@ func (ses *session) Release(ctx context.Context, sl store.Lease, keep store.Lane
 	l.mu.Lock()
 	done := l.done
 	l.mu.Unlock()
-	what := &written{apply: func() { l.keep(rest) }}
+	var kept *lease
+	what := &written{apply: func() {
+		ses.leases.drop(l.Lease)
+		if kept != nil {
+			ses.leases.put(kept)
+		}
+	}}
 	err := l.write(ctx, what, func(t *tx) (err error) {
+		kept = nil
 		if _, err := t.exec(`update outbox_leases set base = max(base, ?) where lease = ?`, done, l.ID); err != nil {
 			return err
 		}
-		id := l.ID
-		if rest != 0 {
-			if id, err = split(t, l.ID, give); err != nil {
-				return err
-			}
+		if rest == 0 {
+			return giveBack(t, l.ID, l.Destination, give)
 		}
-		return giveBack(t, id, l.Destination, give)
+		id, err := split(t, l.ID, give)
+		if err != nil {
+			return err
+		}
+		if err := giveBack(t, id, l.Destination, give); err != nil {
+			return err
+		}
+		kept, err = l.anew(t)
+		return err
 	})
 	if err != nil {
 		return sl, err
 	}
-	if rest == 0 {
-		ses.leases.drop(l.Lease)
+	if kept == nil {
 		return store.Lease{}, nil
 	}
-	return l.Lease, nil
+	return kept.Lease, nil
 }
 
-// keep shrinks the lease to some of its lanes.
-func (l *lease) keep(lanes store.LaneSet) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.Lanes = lanes
-	for key, k := range l.held {
-		if !lanes.Has(k.lane) {
-			delete(l.held, key)
-		}
+// anew reads where a lease stands once lanes were taken out of it. What was not
+// settled of it is handed out again.
+func (l *lease) anew(t *tx) (*lease, error) {
+	n := newLease(l.ses)
+	n.ID, n.Destination, n.Epoch, n.writes = l.ID, l.Destination, l.Epoch, l.writes+1
+	var lanes int64
+	var doc string
+	err := t.row([]any{&lanes, &n.done, &n.page, &doc}, `select lanes, base, page, open from outbox_leases where lease = ?`, n.ID)
+	if err != nil {
+		return nil, err
 	}
-	for key := range l.joined {
-		if !lanes.Has(laneOf(0, key)) {
-			delete(l.joined, key)
-			delete(l.noted, key)
-		}
-	}
+	n.Lanes = store.LaneSet(lanes)
+	return n, n.stand(t, doc, true)
 }
 
 // giveBack frees a lease so that no death is counted.

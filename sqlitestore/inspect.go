@@ -365,11 +365,10 @@ func bareRows(ctx context.Context, db *database, now int64, query string, args .
 	return rows, err
 }
 
-// selects reports whether an entry is among those asked for. Pending are all
-// that people see as such: those that wait for a time too.
+// selects reports whether an entry is among those asked for.
 func selects(p store.ListParams, e store.Entry) bool {
 	return (p.Destination == "" || p.Destination == e.Destination) &&
-		(p.State == store.Unchanged || p.State == e.State || p.State == store.Pending && e.State.String() == store.Pending.String()) &&
+		(p.State == store.Unchanged || p.State == e.State) &&
 		(p.Key == "" || p.Key == e.Key) &&
 		(p.Type == "" || p.Type == e.Type)
 }
