@@ -45,6 +45,11 @@ func (ses *session) Acquire(ctx context.Context, p store.AcquireParams) ([]store
 		}
 		for room := p.Lanes; room > 0 && len(free) > 0; free = free[1:] {
 			f := free[0]
+			if !f.clean {
+				if err := bury(ctx, tx, f.id); err != nil {
+					return err
+				}
+			}
 			if n := f.lanes.Len(); n > room {
 				if f.id, err = split(ctx, tx, f.id, f.lanes.First(room)); err != nil {
 					return err
@@ -136,51 +141,63 @@ func (ses *session) take(ctx context.Context, tx pgx.Tx, f freeLease, own int64)
 	if err := json.Unmarshal(doc, &h); err != nil {
 		return nil, fmt.Errorf("lease %d: what it has in hand: %w", l.ID, err)
 	}
-	h = h.died(f.clean)
 	l.redo = h.Redo
 	l.read = l.done
-	if doc, err = json.Marshal(h); err != nil {
-		return nil, err
-	}
-	if _, err := tx.Exec(ctx, `update outbox_leases set open = $2 where lease = $1`, l.ID, doc); err != nil {
-		return nil, err
-	}
-	if err := recoverExceptions(ctx, tx, l, f.clean); err != nil {
-		return nil, err
-	}
 	return l, l.load(ctx, tx)
 }
 
-// recoverExceptions makes due again what the former owner had in hand of them,
-// in pieces if it died.
-func recoverExceptions(ctx context.Context, tx pgx.Tx, l *lease, clean bool) error {
+// bury frees the lease of an owner that is gone. It is fenced as a whole, before
+// a part of it is taken: what the owner might still write of the rest would be
+// of the part as well.
+func bury(ctx context.Context, tx pgx.Tx, id int64) error {
+	var destination string
+	var lanes int64
+	var doc []byte
+	err := tx.QueryRow(ctx, `select destination, lanes, open from outbox_leases where lease = $1`, id).Scan(&destination, &lanes, &doc)
+	if err != nil {
+		return err
+	}
+	var h hand
+	if err := json.Unmarshal(doc, &h); err != nil {
+		return fmt.Errorf("lease %d: what it has in hand: %w", id, err)
+	}
+	if doc, err = json.Marshal(h.died(false)); err != nil {
+		return err
+	}
+	if _, err := tx.Exec(ctx, `
+		update outbox_leases set owner = null, owner_lock = null, expires_at = null, epoch = epoch + 1, open = $2
+		where lease = $1`, id, doc); err != nil {
+		return err
+	}
+	return recoverExceptions(ctx, tx, destination, lanes)
+}
+
+// recoverExceptions makes due again what the former owner had in hand of them
+// when it died, in pieces.
+func recoverExceptions(ctx context.Context, tx pgx.Tx, destination string, lanes int64) error {
 	var n int
 	err := tx.QueryRow(ctx, `
 		select (select count(*) from outbox_exceptions
 		        where destination = $1 and (($2::bigint >> lane::int) & 1) = 1 and state = 'PUBLISHING') +
 		       (select coalesce(sum(in_hand), 0) from outbox_held_keys
 		        where destination = $1 and (($2::bigint >> lane::int) & 1) = 1)`,
-		l.Destination, mask(l.Lanes)).Scan(&n)
+		destination, lanes).Scan(&n)
 	if err != nil || n == 0 {
 		return err
 	}
-	together := pieces(n)
-	if clean {
-		together = 0
-	}
 	_, err = tx.Exec(ctx, `
 		update outbox_exceptions set state = 'WAITING', due_at = least(due_at, clock_timestamp()),
-			starts = starts + (alone and not $4)::int, together = $3, alone = false
+			starts = starts + alone::int, together = $3, alone = false
 		where destination = $1 and (($2::bigint >> lane::int) & 1) = 1 and state = 'PUBLISHING'`,
-		l.Destination, mask(l.Lanes), together, clean)
+		destination, lanes, pieces(n))
 	if err != nil {
 		return err
 	}
 	_, err = tx.Exec(ctx, `
-		update outbox_held_keys set suspects = case when $4 then 0 else in_hand end, in_hand = 0,
-			starts = starts + (alone and not $4)::int, together = $3, alone = false
+		update outbox_held_keys set suspects = in_hand, in_hand = 0,
+			starts = starts + alone::int, together = $3, alone = false
 		where destination = $1 and (($2::bigint >> lane::int) & 1) = 1 and in_hand > 0`,
-		l.Destination, mask(l.Lanes), together, clean)
+		destination, lanes, pieces(n))
 	return err
 }
 

@@ -1,0 +1,121 @@
+package pgstore_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/outrider-dev/outrider"
+	"github.com/outrider-dev/outrider/pgstore"
+	"github.com/outrider-dev/outrider/store"
+)
+
+// person is a relay that does as it is told.
+type person struct {
+	t testing.TB
+	store.Session
+	lease store.Lease
+}
+
+// joined makes one that holds up to so many lanes of the destination.
+func joined(t testing.TB, s *pgstore.Store, lanes int) *person {
+	t.Helper()
+	ses, err := s.Join(t.Context(), store.JoinParams{Relay: "relay", TTL: time.Hour, Grace: time.Nanosecond,
+		Destinations: []store.Destination{{Name: "main", FromEarliest: true}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = ses.Leave(context.Background()) })
+	p := &person{t: t, Session: ses}
+	for p.lease.Lanes == 0 { // the grace passes
+		if leases := p.acquire(lanes); len(leases) > 0 {
+			p.lease = leases[0]
+		}
+	}
+	return p
+}
+
+func (p *person) acquire(lanes int) []store.Lease {
+	p.t.Helper()
+	leases, err := p.Acquire(p.t.Context(), store.AcquireParams{Destination: "main", Lanes: lanes})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return leases
+}
+
+// claim wants the records of these events.
+func (p *person) claim(c store.ClaimParams, want ...string) *store.Claim {
+	p.t.Helper()
+	c.Lease = p.lease
+	if c.MaxRecords == 0 {
+		c.MaxRecords = 100
+	}
+	c.MaxBytes = 1 << 20
+	got, err := p.Claim(p.t.Context(), c)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	var ids []string
+	for _, r := range got.Records {
+		ids = append(ids, r.AggregateID)
+	}
+	if fmt.Sprint(ids) != fmt.Sprint(want) {
+		p.t.Fatalf("claimed %v, want %v", ids, want)
+	}
+	return got
+}
+
+// settled is a settlement with these outcomes.
+func settled(c *store.Claim, outcomes ...store.State) store.Settlement {
+	s := store.Settlement{Claim: c}
+	for _, o := range outcomes {
+		s.Outcomes = append(s.Outcomes, store.Outcome{State: o, Attempts: 1})
+	}
+	return s
+}
+
+func (p *person) commit(settle []store.Settlement, start ...*store.Claim) {
+	p.t.Helper()
+	if err := p.Commit(p.t.Context(), store.CommitParams{Lease: p.lease, Settle: settle, Start: start}); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// insert writes events of a key, each named by its aggregate.
+func insert(t testing.TB, db interface {
+	ExecContext(context.Context, string, ...any) (sql.Result, error)
+}, key string, names ...string) {
+	t.Helper()
+	o, err := outrider.New(outrider.Config{Dialect: outrider.Postgres})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range names {
+		e := outrider.Event{AggregateType: "thing", AggregateID: n, Type: "Happened", Key: key, Payload: []byte(`{}`)}
+		if err := o.Add(t.Context(), db, e); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A lease whose owner is gone is fenced off as a whole when a part of it is
+// taken over. The owner may merely have been cut off: what it settled of the
+// part would count beside its heir's.
+func TestTakeOverOfAPartFencesTheRest(t *testing.T) {
+	s, db := open(t, pgstore.Config{})
+	insert(t, db, "a", "a1")
+	old := joined(t, s, 64)
+	c := old.claim(store.ClaimParams{}, "a1")
+	old.commit(nil, c)
+	pgstore.Kill(old.Session)
+
+	joined(t, s, 8)
+	err := old.Commit(t.Context(), store.CommitParams{Lease: old.lease, Settle: []store.Settlement{settled(c, store.Published)}})
+	if !errors.Is(err, store.ErrFenced) {
+		t.Fatalf("settled under a lease of which lanes were taken over: %v, want ErrFenced", err)
+	}
+}
