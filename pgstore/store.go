@@ -169,8 +169,10 @@ func (s *Store) Close() error {
 
 // probe looks at the database and prepares the statements that fit it.
 func (s *Store) probe(ctx context.Context) error {
-	if err := s.pool.Ping(ctx); err != nil {
-		return connectError(err)
+	// First of all: through a pooler, the settings of this store's sessions
+	// would become those of others.
+	if err := s.checkPooler(ctx); err != nil {
+		return err
 	}
 	var version int
 	if err := s.pool.QueryRow(ctx, `select current_setting('server_version_num')::int`).Scan(&version); err != nil {
@@ -191,7 +193,7 @@ func (s *Store) probe(ctx context.Context) error {
 			"create it with: outrider migrate up --db DSN")
 	}
 	s.sql = newStatements(*typ)
-	return s.checkPooler(ctx)
+	return nil
 }
 
 // checkPooler finds out whether a transaction pooler stands between: one
