@@ -138,7 +138,6 @@ func (w *worker) judgeAll(c *call, fresh []int) {
 		w.judge(c, j, f)
 	}
 	w.tellDelivered(c, fresh)
-	w.sweep()
 	w.recount()
 	w.turn++
 }

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -194,6 +195,68 @@ func TestFailedHead(t *testing.T) {
 			}
 			r.end()
 		})
+	}
+}
+
+// What was decided without being sent, behind a message that then failed, goes
+// back as well.
+func TestSkippedBehindFailureGoesBack(t *testing.T) {
+	eachKind(t, func(_ context.Context, m sink.Message) sink.Result {
+		return answer(sink.Reject, sink.ClassInvalid)
+	}, func(w *world) {
+		r := w.start(func(c *Config) {
+			c.Destinations[0].Match = func(r *outrider.Record) bool { return r.Row != "2" && r.Row != "5" }
+			c.Destinations[0].To = func(r *outrider.Record) (string, error) {
+				if r.Row == "3" {
+					return "", errors.New("nowhere")
+				}
+				return "", nil
+			}
+		})
+		ids := w.add("a", "a", "a", "a", "b")
+		time.Sleep(5 * time.Second)
+		w.mustBe(store.Failed, ids[0])
+		w.mustBe(store.Pending, ids[1:4]...)
+		w.mustBe(store.Published, ids[4])
+		r.end()
+	})
+}
+
+// Which records a key's failures hold back, over claims in hand, being read and
+// still to come.
+func TestHolds(t *testing.T) {
+	w := &worker{held: map[string]*hold{}}
+	claim := func(seq int64) *work {
+		c := &store.Claim{Records: []outrider.Record{{Event: outrider.Event{Key: "a"}}, {Event: outrider.Event{Key: "a"}}}}
+		return &work{claim: c, seq: seq, state: make([]recState, 2)}
+	}
+	check := func(when string, want map[int64][2]bool) {
+		t.Helper()
+		for seq, w2 := range want {
+			for i, held := range w2 {
+				if w.isHeld(claim(seq), i) != held {
+					t.Errorf("%s: record %d of claim %d: held %v", when, i, seq, !held)
+				}
+			}
+		}
+	}
+	w.holdKey(claim(4), 0)
+	check("failed", map[int64][2]bool{3: {}, 4: {false, true}, 5: {true, true}, 9: {true, true}})
+	w.seq = 5 // is being read
+	w.known(4)
+	check("known", map[int64][2]bool{4: {false, true}, 5: {true, true}, 6: {}})
+	w.holdKey(claim(6), 0) // the key's Due claim fails before claim 5 has been read
+	check("failed again", map[int64][2]bool{5: {true, true}, 6: {false, true}, 7: {true, true}})
+	w.reading = &reading{seq: 5}
+	w.seq = 7
+	w.known(6)
+	w.release()
+	check("known again", map[int64][2]bool{5: {true, true}, 6: {false, true}, 7: {true, true}, 8: {}})
+	w.reading = nil
+	w.fresh = []*work{claim(8)}
+	w.release()
+	if len(w.held) != 0 {
+		t.Errorf("still held: %v", w.held)
 	}
 }
 

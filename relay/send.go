@@ -158,7 +158,6 @@ func (w *worker) sendOf(k *work) bool {
 	} else {
 		w.choose(c, k, t.n)
 	}
-	w.sweep() // what was decided without sending may hold keys
 	c.ticket = w.dest.brk.unused(w, t, t.n-len(c.msgs))
 	if len(c.msgs) == 0 {
 		w.recycleCall(c)

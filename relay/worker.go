@@ -237,6 +237,7 @@ func (w *worker) step() {
 	w.sweep()
 	w.send()
 	w.read()
+	w.sweep()
 	w.settle() // behind read, so that it knows of company to come
 	w.settled()
 }
