@@ -105,8 +105,11 @@ type plan struct {
 	keys    map[string]*heldKey
 	lows    map[string]int64
 	dropKey []string
-	passed  []int64
-	journal []journalRow
+	// rejoined is how many of the lease's rejoined keys are in dropKey; a claim
+	// beside the commit can add more.
+	rejoined int
+	passed   []int64
+	journal  []journalRow
 }
 
 func newPlan(l *lease) *plan {
@@ -150,6 +153,7 @@ func (p *plan) build(c store.CommitParams) error {
 			p.started = append(p.started, f)
 		}
 	}
+	p.rejoined = len(p.l.rejoined)
 	p.dropKey = append(p.dropKey, p.l.rejoined...)
 	return nil
 }
@@ -443,7 +447,7 @@ func (p *plan) apply() {
 			l.held[key].skip(low)
 		}
 	}
-	l.rejoined = l.rejoined[:0]
+	l.rejoined = slices.Delete(l.rejoined, 0, p.rejoined)
 }
 
 // cutText keeps a message within store.MaxMessage, at a character's border, and

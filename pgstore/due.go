@@ -206,10 +206,12 @@ func (l *lease) readSingles(ctx context.Context, p store.ClaimParams) (found []s
 	if n := cut(rows, p.MaxBytes); n < len(out) {
 		out, more = out[:n], true
 	}
+	rows = rows[:len(out)]
+	if err := l.ses.st.fetchLarge(ctx, rows); err != nil {
+		return nil, false, err
+	}
 	for i := range out {
-		if err := l.ses.st.fetchLarge(ctx, &out[i].row); err != nil {
-			return nil, false, err
-		}
+		out[i].rec.Payload = rows[i].rec.Payload
 	}
 	return out, more, nil
 }
@@ -300,37 +302,44 @@ func (l *lease) readDrains(ctx context.Context, p store.ClaimParams, d *due, sin
 	if err := l.ses.st.pool.SendBatch(ctx, &b).Close(); err != nil {
 		return fmt.Errorf("pgstore: read held keys of lease %d: %w", l.ID, err)
 	}
+	cuts, err := l.cutDrains(ctx, p, keys, found, share, bytes, len(singles) > 0)
+	if err != nil {
+		return err
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	some := len(singles) > 0
 	for i, k := range keys {
-		rows := found[i]
-		if len(rows) == 0 {
-			if k.head == 0 {
-				k.base, k.target, k.at, k.near = *k.target, nil, 0, true
-			}
-			continue
+		switch n := cuts[i]; {
+		case n > 0:
+			d.drains = append(d.drains, l.drain(k, found[i][:n], n == len(found[i])))
+		case len(found[i]) == 0 && k.head == 0:
+			k.base, k.target, k.at, k.near = *k.target, nil, 0, true
 		}
+	}
+	return nil
+}
+
+// cutDrains says how many of the rows found for each key fit the claim, and
+// reads what was left out of those. some: the claim holds records already.
+func (l *lease) cutDrains(ctx context.Context, p store.ClaimParams, keys []*heldKey, found [][]row, share, bytes int, some bool) ([]int, error) {
+	cuts := make([]int, len(keys))
+	for i, k := range keys {
 		room := share
 		if k.head != 0 && p.KeyShare > 0 {
 			room = min(room, p.KeyShare-1) // its head counts
 		}
-		if room == 0 {
-			continue
-		}
-		n := cut(rows[:min(len(rows), room)], bytes)
-		if some && rows[0].size > bytes {
+		rows := found[i][:min(len(found[i]), room)]
+		if len(rows) == 0 || some && rows[0].size > bytes {
 			continue // another time
 		}
-		bytes -= bytesOf(rows[:n])
-		some = true
-		dr, err := l.drain(ctx, k, rows[:n], n == len(rows))
-		if err != nil {
-			return err
+		n := cut(rows, bytes)
+		if err := l.ses.st.fetchLarge(ctx, rows[:n]); err != nil {
+			return nil, err
 		}
-		d.drains = append(d.drains, dr)
+		bytes -= bytesOf(rows[:n])
+		cuts[i], some = n, true
 	}
-	return nil
+	return cuts, nil
 }
 
 // drainable picks held keys of which successors may be read now.
@@ -353,7 +362,7 @@ func (l *lease) drainable(heads map[int64]bool) []*heldKey {
 }
 
 // drain makes what a claim has of a held key. Called with mu held.
-func (l *lease) drain(ctx context.Context, k *heldKey, rows []row, all bool) (*drain, error) {
+func (l *lease) drain(k *heldKey, rows []row, all bool) *drain {
 	dr := &drain{key: k.key, all: all, to: rows[len(rows)-1].id}
 	for j := range rows {
 		r := &rows[j]
@@ -365,9 +374,6 @@ func (l *lease) drain(ctx context.Context, k *heldKey, rows []row, all bool) (*d
 			dr.scheduled = append(dr.scheduled, *r)
 			continue
 		}
-		if err := l.ses.st.fetchLarge(ctx, r); err != nil {
-			return nil, err
-		}
 		r.rec.Sequence = outrider.Sequence{Pos: r.id}
 		if len(dr.ids) == 0 && k.head == 0 {
 			r.rec.Starts = k.starts
@@ -375,7 +381,7 @@ func (l *lease) drain(ctx context.Context, k *heldKey, rows []row, all bool) (*d
 		dr.ids = append(dr.ids, r.id)
 		dr.records = append(dr.records, r.rec)
 	}
-	return dr, nil
+	return dr
 }
 
 // pick makes the claim of what was read.

@@ -290,10 +290,8 @@ func (l *lease) highest(ctx context.Context) (int64, error) {
 // handOut makes a claim of a page's rows: without those of held keys, those
 // that are not due, and what a key has beyond its share.
 func (l *lease) handOut(ctx context.Context, p store.ClaimParams, pos position, pg page, rows []row) (*store.Claim, error) {
-	for i := range rows {
-		if err := l.ses.st.fetchLarge(ctx, &rows[i]); err != nil {
-			return nil, err
-		}
+	if err := l.ses.st.fetchLarge(ctx, rows); err != nil {
+		return nil, err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -342,7 +340,11 @@ func (l *lease) handOut(ctx context.Context, p store.ClaimParams, pos position, 
 				continue
 			}
 		}
-		r.rec.Sequence = outrider.Sequence{Page: pg.Page, Pos: r.id}
+		// A delayed event of a page that is read again may not have been due
+		// when it was read first: others of the key are ahead of its place.
+		if !redo || r.rec.AvailableAt.IsZero() {
+			r.rec.Sequence = outrider.Sequence{Page: pg.Page, Pos: r.id}
+		}
 		if pg.Starts > 0 && len(c.Records) == 0 {
 			r.rec.Starts = pg.Starts
 		}

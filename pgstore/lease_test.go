@@ -119,3 +119,26 @@ func TestTakeOverOfAPartFencesTheRest(t *testing.T) {
 		t.Fatalf("settled under a lease of which lanes were taken over: %v, want ErrFenced", err)
 	}
 }
+
+// An event that was not due when its page was read first, and is when the page
+// is read again after a death, has lost its place in its key: a consumer that
+// drops by sequence must not drop it.
+func TestDelayedEventOfAPageReadAgain(t *testing.T) {
+	s, db := open(t, pgstore.Config{})
+	insert(t, db, "a", "a1", "a2")
+	if _, err := db.ExecContext(t.Context(), `update outbox_events set available_at = clock_timestamp() + interval '1 hour' where aggregate_id = 'a1'`); err != nil {
+		t.Fatal(err)
+	}
+	p := joined(t, s, 64)
+	p.commit(nil, p.claim(store.ClaimParams{}, "a2"))
+	pgstore.Kill(p.Session)
+
+	if _, err := db.ExecContext(t.Context(), `update outbox_events set available_at = available_at - interval '2 hours' where aggregate_id = 'a1'`); err != nil {
+		t.Fatal(err)
+	}
+	p = joined(t, s, 64)
+	c := p.claim(store.ClaimParams{}, "a1")
+	if !c.Records[0].Sequence.IsZero() {
+		t.Errorf("a delayed event comes with sequence %v behind a later one of its key", c.Records[0].Sequence)
+	}
+}

@@ -147,16 +147,34 @@ func (r *reader) rows(res pgx.Rows, into []row) ([]row, error) {
 	return into, res.Err()
 }
 
-// fetchLarge reads the payload that was left out of a row.
-func (s *Store) fetchLarge(ctx context.Context, r *row) error {
-	if !r.large {
+// fetchLarge reads the payloads that were left out of rows, which are known by
+// now to fit a claim.
+func (s *Store) fetchLarge(ctx context.Context, rows []row) error {
+	at := map[int64]int{}
+	var ids []int64
+	for i := range rows {
+		if rows[i].large {
+			ids = append(ids, rows[i].id)
+			at[rows[i].id] = i
+		}
+	}
+	if len(ids) == 0 {
 		return nil
 	}
-	var payload []byte
-	err := s.pool.QueryRow(ctx, s.sql.large, r.id).Scan(&payload)
+	res, err := s.pool.Query(ctx, s.sql.large, ids)
 	if err != nil {
-		return fmt.Errorf("pgstore: payload of row %d: %w", r.id, err)
+		return fmt.Errorf("pgstore: read large payloads: %w", err)
 	}
-	r.rec.Payload, r.large = payload, false
+	var id int64
+	var payload []byte
+	_, err = pgx.ForEachRow(res, []any{&id, &payload}, func() error {
+		r := &rows[at[id]]
+		r.rec.Payload, r.large = payload, false
+		payload = nil
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("pgstore: read large payloads: %w", err)
+	}
 	return nil
 }

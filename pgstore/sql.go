@@ -98,6 +98,6 @@ func newStatements(payload string) statements {
 
 		one: `select ` + cols + ` from outbox_events e where e.id = $3 and ` + inLanes,
 
-		large: `select payload from outbox_events where id = $1`,
+		large: `select id, payload from outbox_events where id = any($1)`,
 	}
 }
