@@ -21,6 +21,7 @@ var deathTests = []test{
 	{"LateBehindPieces", testLateBehindPieces},
 	{"DueInHand", testDeathDue},
 	{"AloneThenReleased", testAloneReleased},
+	{"TriedAgain", testTriedAgain},
 	{"BehindHead", testDeathBehindHead},
 	{"HeadGivenBack", testHeadGivenBack},
 }
@@ -64,6 +65,7 @@ func testPieces(b *bench) {
 		m.finish(c)
 	}
 	wantIDs(b.t, "in hand at the death", got, e...)
+	sameSequences(b.t, got, c.Records)
 	c = m.nextFresh()
 	wantIDs(b.t, "behind", c.Records, later...)
 	if c.Exclusive || c.Alone || c.Redelivery {
@@ -398,6 +400,34 @@ func testAloneReleased(b *bench) {
 			b.t.Errorf("starts are %d", r.Starts)
 		}
 	}
+	m.idle()
+}
+
+// What was sent again after a death, and failed while its process lived on,
+// is as innocent as any other.
+func testTriedAgain(b *bench) {
+	m := b.mortalOwner()
+	e := events("a", "b", "")
+	b.put(e...)
+	m.hand()
+	m.die()
+	m = b.heir()
+	for range e {
+		m.settle(m.piece(1), waiting(1, 0))
+	}
+	n := 0
+	b.until("all are tried again", func() bool {
+		c := m.due()
+		if c.Exclusive || c.Alone {
+			b.t.Errorf("%v are tried again: exclusive %v, alone %v", ids(c.Records), c.Exclusive, c.Alone)
+		}
+		if len(c.Records) > 0 {
+			m.start(c)
+			m.finish(c)
+		}
+		n += len(c.Records)
+		return n == len(e)
+	})
 	m.idle()
 }
 

@@ -161,7 +161,8 @@ func testReleaseInHand(b *bench) {
 	one.params.MaxRecords = 20
 	e := spread(50, 6)
 	b.put(e...)
-	one.deliver(one.hand())
+	first := one.hand()
+	one.deliver(first)
 	c := one.hand()
 	one.deliver(c, 0, 1)
 	one.fresh() // read, and not started
@@ -179,6 +180,7 @@ func testReleaseInHand(b *bench) {
 		two.finish(c)
 	}
 	wantIDs(b.t, "what was in hand", got, e[:40]...)
+	sameSequences(b.t, got, append(slices.Clone(first.Records), c.Records...))
 	for _, r := range two.drain(10, nil) {
 		if r.Starts != 0 {
 			b.t.Errorf("starts are %d", r.Starts)

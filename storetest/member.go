@@ -447,6 +447,16 @@ func wantIDs(t testing.TB, what string, got []outrider.Record, want ...outrider.
 	}
 }
 
+// sameSequences compares those of records that came twice.
+func sameSequences(t testing.TB, got, want []outrider.Record) {
+	t.Helper()
+	for i := range want {
+		if got[i].Sequence != want[i].Sequence {
+			t.Errorf("event %s had sequence %v, has %v now", want[i].ID, want[i].Sequence, got[i].Sequence)
+		}
+	}
+}
+
 // ofKey are the records of one key.
 func ofKey(records []outrider.Record, key string) []outrider.Record {
 	return slices.DeleteFunc(slices.Clone(records), func(r outrider.Record) bool { return r.Key != key })

@@ -185,8 +185,21 @@ func testMerge(b *bench) {
 	if waits == 0 {
 		b.t.Fatal("nothing waits")
 	}
+	// They stand at different pages, too.
+	b.put(spread(60, 30)...)
+	m.params.MaxRecords = 1
+	for i, l := range leases {
+		m.lease = l
+		for range 2 * i {
+			got, err := m.round(store.Fresh, nil)
+			if err != nil {
+				b.t.Fatal(err)
+			}
+			n += len(got)
+		}
+	}
 	old := slices.Clone(leases)
-	joined, more := m.merge(leases, 60)
+	joined, more := m.merge(leases, 120)
 	n += more
 	if joined.Lanes != store.AllLanes {
 		b.t.Fatalf("joined lanes are %x", joined.Lanes)
@@ -194,7 +207,7 @@ func testMerge(b *bench) {
 	m.lease = joined
 	m.params.MaxRecords = 100
 	b.put(spread(40, 30)...)
-	m.drain(100-n, nil)
+	m.drain(160-n, nil)
 	m.idle()
 	for _, l := range old {
 		if l.ID != joined.ID {
