@@ -76,7 +76,8 @@ func TestProblems(t *testing.T) {
 		{"unknown key", minimal(kafka + "  to: a\n  ordr: skip\n"), `f:8: destinations[0].ordr: unknown key; did you mean "order"?`},
 		{"unknown key, none near", minimal(kafka + "  to: a\n  xyzzyplugh: 1\n"), "f:8: destinations[0].xyzzyplugh: unknown key; there are name, source, kafka"},
 		{"unknown key at the top", "lisen: off\n" + minimal(kafka+"  to: a\n"), `f:1: lisen: unknown key; did you mean "listen"?`},
-		{"twice", minimal(kafka + "  to: a\n  to: b\n"), "f:8"},
+		{"twice", minimal(kafka + "  to: a\n  to: b\n"), `f:8: is not valid YAML: mapping key "to" already defined`},
+		{"twice, once in quotes", minimal(kafka + "  to: a\n  \"to\": b\n"), "f:8: "},
 		{"wrong kind", minimal("  kafka: {brokers: 'k:9092'}\n  to: a\n"), "f:6: destinations[0].kafka.brokers: is a value, want a list; write it as [...]"},
 		{"braces without quotes", minimal(kafka + "  to: {type}\n"), "f:7: destinations[0].to: is a map, want a value; a value that begins with { has to be put in quotes"},
 		{"number", "relay: {max_records: many}\n" + minimal(kafka+"  to: a\n"), `f:1: relay.max_records: is "many": want a whole number`},
@@ -133,7 +134,7 @@ func TestProblems(t *testing.T) {
 
 // All that is wrong is told at once, in the file's order.
 func TestProblemsInOrder(t *testing.T) {
-	_, err := Parse("f", []byte("listn: off\nrelay: {grace: x}\n"+minimal("  bus: {}\n")), environment)
+	_, err := Parse("f", []byte("relay: {grace: x}\nlistn: off\n"+minimal("  bus: {}\n")), environment)
 	var lines []int
 	var e *Error
 	if errors.As(err, &e) {

@@ -206,13 +206,6 @@ func (d *Daemon) Cut() {
 	}
 }
 
-// Wake makes all relays look for new events.
-func (d *Daemon) Wake() {
-	for _, s := range d.relays {
-		s.relay.Wake()
-	}
-}
-
 // close undoes New under a context of its own, since the caller's may have
 // ended.
 func (d *Daemon) close(ctx context.Context) error {
