@@ -226,16 +226,19 @@ func nothingFailed(t testing.TB, dsn string) {
 }
 
 // noExceptions checks that no event failed, waits or is in hand, and that no
-// key is held back.
+// key is held back. A key that has caught up may be on its list still.
 func noExceptions(t testing.TB, db *sql.DB) {
 	t.Helper()
-	for _, table := range []string{"outbox_exceptions", "outbox_held_keys"} {
+	for _, query := range []string{
+		`select count(*) from outbox_exceptions`,
+		`select count(*) from outbox_held_keys where head is not null or in_hand > 0`,
+	} {
 		var n int
-		if err := db.QueryRow(`select count(*) from ` + table).Scan(&n); err != nil {
+		if err := db.QueryRow(query).Scan(&n); err != nil {
 			t.Fatal(err)
 		}
 		if n != 0 {
-			t.Errorf("%d rows are left in %s", n, table)
+			t.Errorf("%d rows are left: %s", n, query)
 		}
 	}
 }
