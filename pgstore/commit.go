@@ -99,6 +99,7 @@ type plan struct {
 	started []*fresh
 	settled []*fresh
 	dues    []*due // settled for the first time
+	alone   *due   // started with nothing beside it
 
 	put     map[int64]exception
 	drop    []int64
@@ -151,6 +152,9 @@ func (p *plan) build(c store.CommitParams) error {
 				return errors.New("pgstore: a claim was started that is not handed out")
 			}
 			p.started = append(p.started, f)
+		}
+		if d, ok := c.Driver.(*due); ok && c.Alone {
+			p.alone = d
 		}
 	}
 	p.rejoined = len(p.l.rejoined)

@@ -445,9 +445,9 @@ func (d *due) begin(ctx context.Context, singles []single) error {
 	}
 	others := []func(*pgx.Batch){func(b *pgx.Batch) {
 		b.Queue(`
-			update outbox_exceptions set state = 'PUBLISHING', alone = $6
+			update outbox_exceptions set state = 'PUBLISHING', alone = false
 			where `+fenced+` and destination = $4 and id = any($5) and state in ('WAITING', 'SCHEDULED', 'PUBLISHING')
-			returning id`, l.ID, l.Epoch, l.writes+1, l.Destination, ids, c.Alone).
+			returning id`, l.ID, l.Epoch, l.writes+1, l.Destination, ids).
 			Query(func(r pgx.Rows) (err error) {
 				marked, err = pgx.CollectRows(r, pgx.RowTo[int64])
 				return err
@@ -463,10 +463,6 @@ func (d *due) begin(ctx context.Context, singles []single) error {
 			k := l.held[dr.key]
 			b.Queue(putKeySQL, l.ID, l.Epoch, l.writes+1, l.Destination, k.key, k.lane, k.head, k.base.text, &k.target.text,
 				k.at, lowest(k.low, k.next), max(1, len(dr.ids)), k.starts, k.together, k.suspects)
-			if c.Alone {
-				b.Queue(`update outbox_held_keys set alone = true where `+fenced+` and destination = $4 and event_key = $5`,
-					l.ID, l.Epoch, l.writes+1, l.Destination, k.key)
-			}
 		}
 	}}
 	what := &written{apply: func() {

@@ -142,3 +142,28 @@ func TestDelayedEventOfAPageReadAgain(t *testing.T) {
 		t.Errorf("a delayed event comes with sequence %v behind a later one of its key", c.Records[0].Sequence)
 	}
 }
+
+// Starts are counted when a claim is started. One that was read and not started
+// yet, because it waits to be alone in its process, is innocent of a death.
+func TestDeathBeforeTheStartOfADueClaimCountsNothing(t *testing.T) {
+	s, db := open(t, pgstore.Config{})
+	insert(t, db, "a", "a1")
+	p := joined(t, s, 64)
+	c := p.claim(store.ClaimParams{}, "a1")
+	p.commit(nil, c)
+	p.commit([]store.Settlement{settled(c, store.Waiting)})
+	p.commit(nil, p.claim(store.ClaimParams{Kind: store.Due}, "a1"))
+	for range 2 {
+		pgstore.Kill(p.Session)
+		p = joined(t, s, 64)
+		c = p.claim(store.ClaimParams{Kind: store.Due}, "a1")
+		if !c.Alone || c.Records[0].Starts != 0 {
+			t.Fatalf("alone %v, %d deaths counted; want it alone, and none", c.Alone, c.Records[0].Starts)
+		}
+	}
+	p.commit(nil, c)
+	pgstore.Kill(p.Session)
+	if c = joined(t, s, 64).claim(store.ClaimParams{Kind: store.Due}, "a1"); c.Records[0].Starts != 1 {
+		t.Fatalf("%d deaths counted, want 1", c.Records[0].Starts)
+	}
+}

@@ -84,6 +84,9 @@ func (p *plan) statements() (func(*pgx.Batch) *pgx.QueuedQuery, []func(*pgx.Batc
 	if len(p.lows) > 0 {
 		others = append(others, p.putLows)
 	}
+	if p.alone != nil {
+		others = append(others, p.putAlone)
+	}
 	return first, others, nil
 }
 
@@ -101,6 +104,20 @@ const leaseSQL = `
 		select l.destination, l.lease, l.epoch, l.owner, r.kind, r."from", r."to", r.records, r.published, r.receipts
 		from l, json_to_recordset($12) as r(kind text, "from" bigint, "to" bigint, records int, published int, receipts json))
 	select from l`
+
+// putAlone notes that a death from now on counts against what is in hand. It
+// does not while a claim is only read, however long that takes.
+func (p *plan) putAlone(b *pgx.Batch) {
+	l := p.l
+	for _, id := range p.alone.singles {
+		b.Queue(`update outbox_exceptions set alone = true where `+fenced+` and destination = $4 and id = $5`,
+			l.ID, l.Epoch, l.writes+1, l.Destination, id)
+	}
+	for _, dr := range p.alone.drains {
+		b.Queue(`update outbox_held_keys set alone = true where `+fenced+` and destination = $4 and event_key = $5`,
+			l.ID, l.Epoch, l.writes+1, l.Destination, dr.key)
+	}
+}
 
 func (p *plan) putExceptions(b *pgx.Batch) {
 	l := p.l

@@ -159,6 +159,9 @@ func (m *machine) try(h *holding, c *commit, lose bool) {
 		m.calm()
 	}
 	switch {
+	case err == nil && h.taken && h.lost != nil:
+		// It took effect before the lease was taken.
+		h.drop()
 	case err == nil && h.taken:
 		m.fatalf("%s: commit under lease %d, which somebody else has", h.r.name, h.lease.ID)
 	case err == nil:
