@@ -283,6 +283,48 @@ func TestAloneIsAloneInTheProcess(t *testing.T) {
 	})
 }
 
+// A call that goes on after its lease was lost still counts as sending, so that
+// a suspect which starts meanwhile is not blamed for what that call does.
+func TestCallsOfLostLeasesHoldTheGate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{t: t, sink: memsink.New(memsink.Config{}), store: newMemStore(), events: newEventLog()}
+		s := &slowToReturn{}
+		g := NewGate()
+		w.add("a")
+		r := w.start(func(c *Config) { c.Gate = g; c.Destinations[0].Sink = s })
+		time.Sleep(time.Second)
+		shared := func() int {
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			return g.shared
+		}
+		r.workers.each(func(w *worker) { w.lapse() })
+		time.Sleep(time.Second)
+		if n := shared(); n != 1 {
+			t.Errorf("%d calls count as under way, not 1", n)
+		}
+		r.stop()
+		r.Cut()
+		<-r.done
+		if n := shared(); n != 0 {
+			t.Errorf("%d calls count as under way at the end", n)
+		}
+	})
+}
+
+// slowToReturn is a sink that takes 3 s to notice that its call was cut off.
+type slowToReturn struct{}
+
+func (slowToReturn) Capabilities() sink.Capabilities { return sink.Capabilities{} }
+func (slowToReturn) Close(context.Context) error     { return nil }
+func (slowToReturn) Publish(ctx context.Context, b sink.Batch) {
+	<-ctx.Done()
+	time.Sleep(3 * time.Second)
+	for i := range b.Messages {
+		b.Report(i, answer(sink.Unknown, sink.ClassStopped))
+	}
+}
+
 // LSE-17: due and age are the database's: its clock may be hours off from the
 // relay's host, either way.
 func TestLSE17_SkewedClocksChangeNothing(t *testing.T) {

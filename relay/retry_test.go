@@ -179,6 +179,25 @@ func TestRTY04_UnsendableMessagesStarveNobody(t *testing.T) {
 	}
 }
 
+// However many events fail for one reason, the log says so now and then.
+func TestFailuresAreLoggedSeldom(t *testing.T) {
+	lines := &lineCounter{}
+	inWorld(t, memsink.Config{Decide: func(context.Context, sink.Message) sink.Result {
+		return answer(sink.Reject, sink.ClassInvalid)
+	}}, func(w *world) {
+		r := w.start(func(c *Config) { c.Logger = lines.logger() })
+		for range 20 {
+			w.add(many(50, 50)...)
+			w.add("", "", "")
+			time.Sleep(10 * time.Second)
+		}
+		if n := lines.count(); n < 3 || n > 5 {
+			t.Errorf("%d lines were logged in 200 s", n)
+		}
+		r.end()
+	})
+}
+
 // RTY-05: after an outage the backlog comes in growing portions, never before
 // what the destination asked for, and does not knock it over again.
 func TestRTY05_RecoveryIsSpread(t *testing.T) {
