@@ -12,6 +12,7 @@ import (
 
 var settleTests = []test{
 	{"HeadBlocksItsKeyAlone", testHeadBlocks},
+	{"HeadAloneBlocks", testHeadAlone},
 	{"WaitingIsDueInTime", testWaitingDue},
 	{"WaitsLong", testWaitsLong},
 	{"Attempts", testAttempts},
@@ -55,6 +56,22 @@ func testHeadBlocks(b *bench) {
 	next := event("a")
 	b.put(next)
 	wantIDs(b.t, "a Fresh claim", m.nextFresh().Records, next)
+}
+
+// So does a head that had nothing behind it when it failed.
+func testHeadAlone(b *bench) {
+	m := b.owner()
+	e := events("a", "b", "a", "b")
+	b.put(e[:2]...)
+	m.settle(m.hand(), waiting(1, b.short()), failed(1, false))
+	b.put(e[2:]...)
+	c := m.fresh()
+	if len(c.Records) > 0 {
+		b.t.Errorf("behind a head came %v", ids(c.Records))
+	}
+	m.s.Forget(c)
+	wantIDs(b.t, "key a", m.drain(2, nil), e[0], e[2])
+	m.idle()
 }
 
 // What waits comes after its time and not before.
