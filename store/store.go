@@ -45,8 +45,8 @@ type Capabilities struct {
 	// serves one destination.
 	FanOut bool
 	// Sequences: records carry a Sequence. It grows along the records of a
-	// key in the order in which their claims are started, delayed ones
-	// included: one of them that falls due takes its place then.
+	// key in the order in which their claims are started. A delayed event
+	// has none, or falls in line when it is due.
 	Sequences bool
 	// LiveTakeOver: a lease whose owner's connection has ended is taken over
 	// after JoinParams.Grace; without it, only when it has expired.
