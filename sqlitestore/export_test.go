@@ -7,6 +7,8 @@ func Kill(s store.Session) {
 	switch ses := s.(type) {
 	case *session:
 		ses.kill()
+	case *rowSession:
+		ses.kill()
 	}
 }
 
@@ -14,6 +16,8 @@ func Kill(s store.Session) {
 func LoseAnswer(s store.Session) {
 	switch ses := s.(type) {
 	case *session:
+		ses.loseAnswer.Store(true)
+	case *rowSession:
 		ses.loseAnswer.Store(true)
 	}
 }

@@ -269,7 +269,18 @@ func (s *Stream) List(ctx context.Context, p store.ListParams) (store.Page, erro
 	if err != nil {
 		return store.Page{}, fmt.Errorf("sqlitestore: list: %w", explain(err))
 	}
-	page, err := walk(ctx, s.database, v.now, p, query, args, after, v.entries)
+	page, err := walk(p, after, func(after int64) ([]int64, [][]store.Entry, error) {
+		rows, err := bareRows(ctx, s.database, v.now, query, append([]any{0, after, walkStep}, args...)...)
+		if err != nil {
+			return nil, nil, err
+		}
+		ids := make([]int64, len(rows))
+		for i := range rows {
+			ids[i] = rows[i].id
+		}
+		entries, err := v.entries(ctx, rows)
+		return ids, entries, err
+	})
 	if err != nil {
 		return store.Page{}, fmt.Errorf("sqlitestore: list: %w", explain(err))
 	}
@@ -322,32 +333,28 @@ func (v *view) source(ctx context.Context, p store.ListParams, after int64) (que
 }
 
 // walk pages through rows until it has what was asked for, or has seen enough.
-func walk(ctx context.Context, db *database, now int64, p store.ListParams, query string, args []any, after int64,
-	entries func(context.Context, []row) ([][]store.Entry, error)) (store.Page, error) {
+// read gives the next few rows behind an id.
+func walk(p store.ListParams, after int64, read func(after int64) ([]int64, [][]store.Entry, error)) (store.Page, error) {
 	limit := min(max(p.Limit, 0), 1000)
 	if limit == 0 {
 		limit = 50
 	}
 	out := store.Page{Entries: []store.Entry{}}
 	for walked := 0; walked < walkLimit; walked += walkStep {
-		rows, err := bareRows(ctx, db, now, query, append([]any{0, after, walkStep}, args...)...)
+		ids, all, err := read(after)
 		if err != nil {
 			return out, err
 		}
-		all, err := entries(ctx, rows)
-		if err != nil {
-			return out, err
-		}
-		for i := range rows {
+		for i := range ids {
 			mine := slices.DeleteFunc(all[i], func(e store.Entry) bool { return !selects(p, e) })
 			if len(mine) > 0 && len(out.Entries) >= limit {
 				out.Next = out.Entries[len(out.Entries)-1].Row
 				return out, nil
 			}
 			out.Entries = append(out.Entries, mine...)
-			after = rows[i].id
+			after = ids[i]
 		}
-		if len(rows) < walkStep {
+		if len(ids) < walkStep {
 			return out, nil
 		}
 	}
@@ -381,7 +388,8 @@ func (s *Stream) Show(ctx context.Context, id string) ([]store.Detail, error) {
 	if err != nil {
 		return nil, fmt.Errorf("sqlitestore: show %s: %w", id, explain(err))
 	}
-	rows, err := s.find(ctx, "outbox_events", v.now, id)
+	where, arg := byID(id)
+	rows, err := bareRows(ctx, s.database, v.now, `select `+columns+` from outbox_events e where `+where+` order by e.id limit 100`, 1<<40, arg)
 	if err != nil {
 		return nil, fmt.Errorf("sqlitestore: show %s: %w", id, explain(err))
 	}
@@ -396,13 +404,13 @@ func (s *Stream) Show(ctx context.Context, id string) ([]store.Detail, error) {
 	return out, nil
 }
 
-// find reads the rows of an event's id or of a row's.
-func (db *database) find(ctx context.Context, table string, now int64, id string) ([]row, error) {
-	where, arg := `event_id = ?2`, any(id)
+// byID is the condition for an event's id or a row's.
+func byID(id string) (where string, arg any) {
 	if n, err := strconv.ParseInt(id, 10, 64); err == nil {
-		where, arg = `id = ?2`, n
-	} else if norm, err := outrider.ParseID(id); err == nil {
-		arg = norm
+		return `e.id = ?2`, n
 	}
-	return bareRows(ctx, db, now, `select `+columns+` from `+table+` e where e.`+where+` order by e.id limit 100`, 1<<40, arg)
+	if norm, err := outrider.ParseID(id); err == nil {
+		id = norm
+	}
+	return `e.event_id = ?2`, id
 }

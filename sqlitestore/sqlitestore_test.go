@@ -36,6 +36,27 @@ func TestStream(t *testing.T) {
 	})
 }
 
+func TestRows(t *testing.T) {
+	storetest.Run(t, storetest.Harness{
+		OneWriter: true, Binary: true,
+		Open: func(t testing.TB) *storetest.Outbox {
+			db := makeDB(t, migrate.Rows)
+			s, err := sqlitestore.OpenRows(context.Background(), sqlitestore.Config{Path: db.path})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = s.Close() })
+			return &storetest.Outbox{
+				Store:      s,
+				Begin:      db.begin,
+				Kill:       func(_ testing.TB, s store.Session) { sqlitestore.Kill(s) },
+				LoseAnswer: func(_ testing.TB, s store.Session) { sqlitestore.LoseAnswer(s) },
+				SetNextID:  db.setNextID,
+			}
+		},
+	})
+}
+
 // testDB is a file with an outbox, as an application uses it.
 type testDB struct {
 	*sql.DB
