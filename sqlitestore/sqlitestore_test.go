@@ -3,9 +3,8 @@ package sqlitestore_test
 import (
 	"context"
 	"database/sql"
-	"fmt"
-	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -19,35 +18,16 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestStream(t *testing.T) {
-	storetest.Run(t, storetest.Harness{
-		OneWriter: true, Binary: true,
-		Open: func(t testing.TB) *storetest.Outbox {
-			db := makeDB(t, migrate.Stream)
-			s := openStream(t, sqlitestore.Config{Path: db.path})
-			return &storetest.Outbox{
-				Store:      s,
-				Begin:      db.begin,
-				Kill:       func(_ testing.TB, s store.Session) { sqlitestore.Kill(s) },
-				LoseAnswer: func(_ testing.TB, s store.Session) { sqlitestore.LoseAnswer(s) },
-				SetNextID:  db.setNextID,
-			}
-		},
-	})
-}
+func TestStream(t *testing.T) { run(t, migrate.Stream) }
+func TestRows(t *testing.T)   { run(t, migrate.Rows) }
 
-func TestRows(t *testing.T) {
+func run(t *testing.T, set migrate.Set) {
 	storetest.Run(t, storetest.Harness{
 		OneWriter: true, Binary: true,
 		Open: func(t testing.TB) *storetest.Outbox {
-			db := makeDB(t, migrate.Rows)
-			s, err := sqlitestore.OpenRows(context.Background(), sqlitestore.Config{Path: db.path})
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { _ = s.Close() })
+			db := makeDB(t, set)
 			return &storetest.Outbox{
-				Store:      s,
+				Store:      open(t, set, sqlitestore.Config{Path: db.path}),
 				Begin:      db.begin,
 				Kill:       func(_ testing.TB, s store.Session) { sqlitestore.Kill(s) },
 				LoseAnswer: func(_ testing.TB, s store.Session) { sqlitestore.LoseAnswer(s) },
@@ -60,8 +40,9 @@ func TestRows(t *testing.T) {
 // testDB is a file with an outbox, as an application uses it.
 type testDB struct {
 	*sql.DB
-	path string
-	set  migrate.Set
+	path  string
+	set   migrate.Set
+	clock *clock // by which delays count; nil: SQLite's
 }
 
 func makeDB(t testing.TB, set migrate.Set) *testDB {
@@ -75,17 +56,7 @@ func makeDB(t testing.TB, set migrate.Set) *testDB {
 	if _, err := migrate.Up(context.Background(), db, migrate.Options{Dialect: outrider.SQLite, Set: set}); err != nil {
 		t.Fatal(err)
 	}
-	return &testDB{db, path, set}
-}
-
-func openStream(t testing.TB, cfg sqlitestore.Config) *sqlitestore.Stream {
-	t.Helper()
-	s, err := sqlitestore.OpenStream(context.Background(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = s.Close() })
-	return s
+	return &testDB{db, path, set, nil}
 }
 
 func (db *testDB) table() string {
@@ -108,6 +79,7 @@ func (db *testDB) outbox(t testing.TB) *outrider.Outbox {
 type testTx struct {
 	*sql.Tx
 	outbox *outrider.Outbox
+	clock  *clock
 }
 
 func (db *testDB) begin(t testing.TB) storetest.Tx {
@@ -117,11 +89,17 @@ func (db *testDB) begin(t testing.TB) storetest.Tx {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return testTx{tx, o}
+	return testTx{tx, o, db.clock}
 }
 
 func (x testTx) Add(t testing.TB, events ...outrider.Event) {
 	t.Helper()
+	events = slices.Clone(events)
+	for i := range events {
+		if e := &events[i]; x.clock != nil && e.Delay > 0 {
+			e.AvailableAt, e.Delay = x.clock.Now().Add(e.Delay), 0
+		}
+	}
 	if err := x.outbox.Add(context.Background(), x.Tx, events...); err != nil {
 		t.Fatal(err)
 	}
@@ -153,8 +131,3 @@ func (db *testDB) exec(t testing.TB, query string, args ...any) {
 		t.Fatalf("%s: %v", query, err)
 	}
 }
-
-var (
-	_ = fmt.Sprint
-	_ = os.Remove
-)
