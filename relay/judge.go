@@ -62,11 +62,13 @@ func (w *worker) judge(c *call, j int, f finding) {
 // of it: one that was delivered all the same is delivered again, in its place.
 func (w *worker) overtook(k *work, i int, key string, r *sink.Result) bool {
 	p := w.parked[key]
-	held, parked := w.isHeld(k, i), p != nil && p.later(k.seq, i)
+	h, parked := w.heldBy(k, i), p != nil && p.later(k.seq, i)
+	held := h != nil
 	if !held && !parked {
 		return false
 	}
 	switch {
+	case r.Status == sink.Delivered && !parked && h.slow: // behind one that took long, not one that failed
 	case r.Status == sink.Delivered:
 		w.brokenPromise("delivered a message behind one of its key that had failed")
 	case r.Status == sink.NotSent:

@@ -283,6 +283,133 @@ func TestAloneIsAloneInTheProcess(t *testing.T) {
 	})
 }
 
+// While a suspect is in the sink's hands, nothing else of the process is sent,
+// to whatever destination.
+func TestSuspectIsAloneInTheProcess(t *testing.T) {
+	var alone atomic.Bool
+	inWorld(t, memsink.Config{Decide: func(ctx context.Context, m sink.Message) sink.Result {
+		if m.Key == "killer" {
+			alone.Store(true)
+			sleep(ctx, time.Minute)
+			alone.Store(false)
+			return answer(sink.Unknown, sink.ClassStopped)
+		}
+		return memsink.Deliver
+	}}, func(w *world) {
+		beside := 0
+		other := memsink.New(memsink.Config{Decide: func(ctx context.Context, _ sink.Message) sink.Result {
+			if alone.Load() {
+				beside++
+			}
+			return memsink.Deliver
+		}})
+		change := func(c *Config) {
+			c.Destinations[0].PublishTimeout = 5 * time.Second
+			c.Destinations = append(c.Destinations, Destination{Name: "other", Sink: other, FromEarliest: true})
+		}
+		w.add("killer")
+		for range 2 {
+			r := w.start(change)
+			time.Sleep(4 * time.Second)
+			w.kill(r)
+			alone.Store(false)
+		}
+		beside = 0
+		r := w.start(change)
+		for !alone.Load() {
+			time.Sleep(10 * time.Millisecond)
+		}
+		n := other.Len()
+		w.add("x", "y")
+		time.Sleep(3 * time.Second)
+		if !alone.Load() {
+			t.Fatal("the suspect was in hand too shortly for this test")
+		}
+		if beside != 0 || other.Len() != n {
+			t.Errorf("%d messages were sent beside a suspect", beside)
+		}
+		time.Sleep(10 * time.Second)
+		if other.Len() == n {
+			t.Error("and none afterwards")
+		}
+		r.end()
+	})
+}
+
+// cutOffSession is one of a relay that can be cut off from the database for a
+// while; its claims and commits stay so.
+type cutOffStore struct {
+	*memstore.Store
+	renew, rest atomic.Bool
+}
+
+type cutOffSession struct {
+	store.Session
+	s *cutOffStore
+}
+
+func (s *cutOffStore) Join(ctx context.Context, p store.JoinParams) (store.Session, error) {
+	if s.renew.Load() {
+		return nil, errors.New("cut off")
+	}
+	ss, err := s.Store.Join(ctx, p)
+	return &cutOffSession{ss, s}, err
+}
+
+func (s *cutOffSession) Renew(ctx context.Context, l []store.Lease) (store.Renewal, error) {
+	if s.s.renew.Load() {
+		return store.Renewal{}, errors.New("cut off")
+	}
+	return s.Session.Renew(ctx, l)
+}
+
+func (s *cutOffSession) Claim(ctx context.Context, p store.ClaimParams) (*store.Claim, error) {
+	if s.s.rest.Load() {
+		return nil, errors.New("cut off")
+	}
+	return s.Session.Claim(ctx, p)
+}
+
+// A renewal that finds a lease gone has its calls cut off at once.
+func TestLostLeaseCutsItsCalls(t *testing.T) {
+	var tries *attempts
+	var cutAt time.Duration
+	inWorld(t, memsink.Config{NoOrderInFlight: true, Decide: func(ctx context.Context, m sink.Message) sink.Result {
+		if tries.note(m.Key) == 1 {
+			<-ctx.Done()
+			cutAt = time.Since(tries.t0)
+			return answer(sink.Unknown, sink.ClassStopped)
+		}
+		return memsink.Deliver
+	}}, func(w *world) {
+		tries = newAttempts()
+		s := &cutOffStore{Store: w.store}
+		a := w.start(func(c *Config) {
+			c.Store = s
+			c.Destinations[0].PublishTimeout, c.Destinations[0].SlowAfter = time.Hour, time.Hour
+		})
+		time.Sleep(time.Second)
+		ids := w.add("a")
+		time.Sleep(time.Second)
+		s.renew.Store(true)
+		s.rest.Store(true)
+		b := w.start()
+		time.Sleep(20 * time.Second)
+		s.renew.Store(false)
+		time.Sleep(5 * time.Second)
+		w.mustBe(store.Published, ids...)
+		if cutAt == 0 || cutAt > 23*time.Second {
+			t.Errorf("its call was cut off after %v", cutAt)
+		}
+		if n := w.events.get(&w.events.lost); n != 1 {
+			t.Errorf("%d leases were counted as lost", n)
+		}
+		s.rest.Store(false)
+		a.end()
+		b.end()
+	})
+}
+
 // A call that goes on after its lease was lost still counts as sending, so that
 // a suspect which starts meanwhile is not blamed for what that call does.
 func TestCallsOfLostLeasesHoldTheGate(t *testing.T) {

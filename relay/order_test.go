@@ -338,6 +338,18 @@ func TestLSE07_DelayedEventsComeOnceAndWhenDue(t *testing.T) {
 	})
 }
 
+// What falls due is asked for then, not only now and then.
+func TestNextDueIsKept(t *testing.T) {
+	inWorld(t, memsink.Config{}, func(w *world) {
+		tx := w.store.Begin()
+		_, _ = tx.Add(outrider.Event{AggregateType: "order", AggregateID: "1", Type: "T", Delay: 10 * time.Second})
+		_ = tx.Commit()
+		r := w.start(func(c *Config) { c.DuePoll = 8 * time.Second })
+		w.wait(1, 10100*time.Millisecond)
+		r.end()
+	})
+}
+
 // A sink that delivers behind a failure has broken its promise: nothing is lost
 // by it, the key is repeated in order.
 func TestSinkThatBreaksOrderLosesNothing(t *testing.T) {

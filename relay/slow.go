@@ -147,6 +147,9 @@ func (w *worker) putAside(k *work) {
 			k.set(i, aside)
 			k.asides++
 			w.holdKey(k, i)
+			if h := w.held[k.rec(i).Key]; h != nil && h.seq == k.seq && h.pos == i {
+				h.slow = true
+			}
 		default: // failed before, and its turn to be sent again has not come
 			w.end1(k, i, w.waiting(k, i, 0, sink.ClassHeld, nil))
 		}

@@ -155,6 +155,7 @@ type hold struct {
 	pos  int   // and its place there
 	head int64 // the claim whose settlement tells the store
 	till int64 // last claim concerned; forever: the store does not know yet
+	slow bool  // it is set aside, and has not failed
 	prev *hold // an earlier one of which claims are still in hand
 }
 
@@ -182,16 +183,19 @@ func (p *park) later(seq int64, pos int) bool {
 }
 
 // isHeld reports whether a record goes back.
-func (w *worker) isHeld(k *work, i int) bool {
+func (w *worker) isHeld(k *work, i int) bool { return w.heldBy(k, i) != nil }
+
+// heldBy is what holds a record back, nil for nothing.
+func (w *worker) heldBy(k *work, i int) *hold {
 	if len(w.held) == 0 {
-		return false
+		return nil
 	}
 	for h := w.held[k.rec(i).Key]; h != nil; h = h.prev {
 		if h.later(k.seq, i) {
-			return true
+			return h
 		}
 	}
-	return false
+	return nil
 }
 
 // holdKey stops a record's key behind it.
@@ -206,7 +210,7 @@ func (w *worker) holdKey(k *work, i int) {
 	case h == nil || h.till != forever:
 		w.held[key] = &hold{seq: k.seq, pos: i, head: k.seq, till: forever, prev: h}
 	case k.seq < h.seq || k.seq == h.seq && i < h.pos:
-		h.seq, h.pos, h.head = k.seq, i, k.seq
+		h.seq, h.pos, h.head, h.slow = k.seq, i, k.seq, false
 	}
 }
 

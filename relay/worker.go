@@ -234,7 +234,6 @@ func (w *worker) step() {
 	w.collect()
 	w.setAside()
 	w.giveUp()
-	w.sweep()
 	w.send()
 	w.read()
 	w.sweep()
