@@ -96,6 +96,7 @@ type plan struct {
 	l       *lease
 	done    position
 	open    []*fresh // what stays in hand
+	redo    []page   // what is to be read again, as of open
 	started []*fresh
 	settled []*fresh
 	dues    []*due // settled for the first time
@@ -114,7 +115,7 @@ type plan struct {
 }
 
 func newPlan(l *lease) *plan {
-	return &plan{l: l, done: l.done, open: l.open, put: map[int64]exception{}, keys: map[string]*heldKey{}, lows: map[string]int64{}}
+	return &plan{l: l, done: l.done, open: l.open, redo: l.redo, put: map[int64]exception{}, keys: map[string]*heldKey{}, lows: map[string]int64{}}
 }
 
 // build works out the changes. Called with mu held.

@@ -167,3 +167,29 @@ func TestDeathBeforeTheStartOfADueClaimCountsNothing(t *testing.T) {
 		t.Fatalf("%d deaths counted, want 1", c.Records[0].Starts)
 	}
 }
+
+// A page of which nothing is to be sent, between two that are in hand at a
+// death, is read again with them: what it passed over is not lost.
+func TestEmptyPageBetweenPagesInHandAtADeath(t *testing.T) {
+	s, db := open(t, pgstore.Config{})
+	insert(t, db, "a", "a1")
+	insert(t, db, "b", "b1")
+	insert(t, db, "c", "c1")
+	if _, err := db.ExecContext(t.Context(), `update outbox_events set available_at = clock_timestamp() + interval '1 hour' where aggregate_id = 'b1'`); err != nil {
+		t.Fatal(err)
+	}
+	p := joined(t, s, 64)
+	one := store.ClaimParams{MaxRecords: 1}
+	p.commit(nil, p.claim(one, "a1"), p.claim(one, "c1"))
+	pgstore.Kill(p.Session)
+
+	if _, err := db.ExecContext(t.Context(), `update outbox_events set available_at = available_at - interval '2 hours' where aggregate_id = 'b1'`); err != nil {
+		t.Fatal(err)
+	}
+	p = joined(t, s, 64)
+	for _, want := range []string{"a1", "b1", "c1"} {
+		c := p.claim(one, want)
+		p.commit(nil, c)
+		p.commit([]store.Settlement{settled(c, store.Published)})
+	}
+}

@@ -8,19 +8,27 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// hand is what the lease has in hand after the commit.
+// hand is what the lease has in hand after the commit. Pages without records
+// are never started; one in front of a page that is counts as well, or what it
+// passes over, held back or delayed, would be lost at a death.
 func (p *plan) hand() hand {
 	h := hand{Open: []page{}}
+	last := -1
+	for i, f := range p.open {
+		if f.started || slices.Contains(p.started, f) {
+			last = i
+		}
+	}
 	var later []page
-	for _, f := range p.open {
+	for i, f := range p.open {
 		switch {
-		case f.started || slices.Contains(p.started, f):
+		case i <= last:
 			h.Open = append(h.Open, f.page)
 		case f.records.Redelivery:
 			later = append(later, f.page)
 		}
 	}
-	h.Redo = append(later, p.l.redo...)
+	h.Redo = append(later, p.redo...)
 	return h
 }
 
