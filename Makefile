@@ -41,6 +41,17 @@ model: servers ## thousands of random walks over each store: make model CHECKS=2
 	@eval "$$(scripts/servers env)" && OUTRIDER_MODEL_CHECKS=$(or $(CHECKS),3000) \
 		$(GO) test -count=1 -timeout=4h $(ARGS) ./test/model
 
+# The short form is part of the tests. OUTRIDER_CRASH_SEED repeats a run, as far as processes let it.
+.PHONY: crash
+crash: servers ## kill -9: 30 times in 50,000 events with Kafka, 20 in 20,000 with SQLite and NATS; and halted relays
+	@eval "$$(scripts/servers env)" && OUTRIDER_CRASH=long OUTRIDER_TEST_REQUIRE=1 \
+		$(GO) test -count=1 -timeout=1h -v $(ARGS) ./test/chaos
+
+.PHONY: departures
+departures: servers ## relay departures while they are booked: make departures FILE=departures.csv.gz
+	@eval "$$(scripts/servers env)" && $(GO) run ./examples/departures --db "$$OUTRIDER_TEST_POSTGRES" \
+		--kafka "$$OUTRIDER_TEST_KAFKA" $(if $(FILE),--file $(FILE)) $(ARGS)
+
 .PHONY: lint
 lint: fmt-check ## golangci-lint where it is installed, else vet and staticcheck
 	@if command -v golangci-lint >/dev/null; then \
