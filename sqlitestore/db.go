@@ -38,7 +38,8 @@ type database struct {
 type reader struct {
 	busy  time.Duration
 	pool  *sql.DB
-	stmts sync.Map // *sql.Stmt by text
+	stmts sync.Map         // *sql.Stmt by text
+	see   func(sql string) // for tests; nil: nobody looks
 }
 
 // writer is a connection that writes.
@@ -46,6 +47,7 @@ type writer struct {
 	pool  *sql.DB
 	conn  *sql.Conn
 	stmts map[string]*sql.Stmt
+	see   func(sql string) // for tests; nil: nobody looks
 }
 
 // openDatabase opens an existing file that has the table given.
@@ -188,6 +190,9 @@ func retry(ctx context.Context, busy time.Duration, f func() error) error {
 
 // stmt prepares a query once.
 func (r *reader) stmt(ctx context.Context, query string) (*sql.Stmt, error) {
+	if r.see != nil {
+		r.see(query)
+	}
 	if s, ok := r.stmts.Load(query); ok {
 		return s.(*sql.Stmt), nil
 	}
@@ -337,6 +342,9 @@ func (t *tx) rollback() {
 }
 
 func (t *tx) stmt(query string) (*sql.Stmt, error) {
+	if t.w.see != nil {
+		t.w.see(query)
+	}
 	if s := t.w.stmts[query]; s != nil {
 		return s, nil
 	}

@@ -1,6 +1,11 @@
 package sqlitestore
 
-import "github.com/outrider-dev/outrider/store"
+import (
+	"slices"
+	"sync"
+
+	"github.com/outrider-dev/outrider/store"
+)
 
 // Kill ends a session without Leave, as the death of its process does.
 func Kill(s store.Session) {
@@ -19,5 +24,35 @@ func LoseAnswer(s store.Session) {
 		ses.loseAnswer.Store(true)
 	case *rowSession:
 		ses.loseAnswer.Store(true)
+	}
+}
+
+// Record notes the text of each statement that a store runs from now on. It is
+// called before the store is used.
+func Record(s store.Store) (queries func() []string) {
+	var mu sync.Mutex
+	seen := map[string]bool{}
+	var db *database
+	switch s := s.(type) {
+	case *Stream:
+		db = s.database
+	case *Rows:
+		db = s.database
+	}
+	see := func(query string) {
+		mu.Lock()
+		defer mu.Unlock()
+		seen[query] = true
+	}
+	db.reader.see, db.aside.see, db.writer.see, db.renewer.see = see, see, see, see
+	return func() []string {
+		mu.Lock()
+		defer mu.Unlock()
+		var out []string
+		for q := range seen {
+			out = append(out, q)
+		}
+		slices.Sort(out)
+		return out
 	}
 }

@@ -306,8 +306,8 @@ const (
 			select x.id from outbox_leases l cross join outbox_exceptions x on x.destination = l.destination
 			where (?4 = '' or l.destination = ?4) and x.state = ?5 and x.id > ?2
 			  and x.id in (select y.id from outbox_exceptions y where y.destination = l.destination and y.state = ?5 and y.id > ?2 order by y.id limit ?3)
-			group by x.id order by x.id limit ?3) x
-		cross join outbox_events e on e.id = x.id order by e.id`
+			group by x.id order by x.id limit ?3) found
+		cross join outbox_events e on e.id = found.id order by e.id`
 )
 
 var exceptional = map[store.State]string{store.Waiting: "WAITING", store.Failed: "FAILED", store.Discarded: "DISCARDED"}
