@@ -57,16 +57,17 @@ func runByClock(t *testing.T, set migrate.Set) {
 // open opens either store.
 func open(t testing.TB, set migrate.Set, cfg sqlitestore.Config) store.Store {
 	t.Helper()
-	var s store.Store
-	var err error
-	if set == migrate.Rows {
-		s, err = sqlitestore.OpenRows(context.Background(), cfg)
-	} else {
-		s, err = sqlitestore.OpenStream(context.Background(), cfg)
-	}
+	s, err := openSet(context.Background(), set, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.Close() })
 	return s
+}
+
+func openSet(ctx context.Context, set migrate.Set, cfg sqlitestore.Config) (store.Store, error) {
+	if set == migrate.Rows {
+		return sqlitestore.OpenRows(ctx, cfg)
+	}
+	return sqlitestore.OpenStream(ctx, cfg)
 }

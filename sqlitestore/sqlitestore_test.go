@@ -7,16 +7,12 @@ import (
 	"slices"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/outrider-dev/outrider"
 	"github.com/outrider-dev/outrider/migrate"
 	"github.com/outrider-dev/outrider/sqlitestore"
 	"github.com/outrider-dev/outrider/store"
 	"github.com/outrider-dev/outrider/storetest"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestStream(t *testing.T) { run(t, migrate.Stream) }
 func TestRows(t *testing.T)   { run(t, migrate.Rows) }
