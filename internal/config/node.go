@@ -140,6 +140,7 @@ func convert(n ast.Node, depth int) (*node, *Problem) {
 	return out, nil
 }
 
+// addEntries takes a map's keys. The library has refused a key that stands twice.
 func (out *node) addEntries(values []*ast.MappingValueNode, depth int) *Problem {
 	out.kind = mapping
 	for i, v := range values {
@@ -158,11 +159,6 @@ func (out *node) addEntries(values []*ast.MappingValueNode, depth int) *Problem 
 		}
 		if value.kind == null {
 			value.position = at
-		}
-		for _, e := range out.entries {
-			if e.key == key.Value {
-				return problemAt(v.Key, "the key %q stands in line %d already", key.Value, e.line)
-			}
 		}
 		out.entries = append(out.entries, entry{at, key.Value, value})
 	}
