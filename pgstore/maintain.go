@@ -17,7 +17,7 @@ type partition struct {
 }
 
 // Maintain implements store.Maintainer: it splits the last partition ahead of
-// the sequence and notes how far the cluster has come.
+// the sequence, notes how far the cluster has come, and tidies up.
 func (s *Store) Maintain(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -25,6 +25,9 @@ func (s *Store) Maintain(ctx context.Context) error {
 		return err
 	}
 	if err := s.trimJournal(ctx); err != nil {
+		return err
+	}
+	if err := s.buryRelays(ctx); err != nil {
 		return err
 	}
 	last, err := s.lastPartition(ctx)
@@ -66,6 +69,22 @@ func (s *Store) trimJournal(ctx context.Context) error {
 			where settled_at < clock_timestamp() - $1 * interval '1 second'))`, s.cfg.JournalRetention.Seconds())
 	if err != nil {
 		return privilegeError(fmt.Errorf("pgstore: trim the journal: %w", err))
+	}
+	return nil
+}
+
+// buryRelays deletes what relays left that died: those that have expired, whose
+// lock is free and who own no lease any more. Else every renewal of every relay
+// would try the locks of all that have ever died.
+func (s *Store) buryRelays(ctx context.Context) error {
+	_, err := s.pool.Exec(ctx, `
+		with expired as materialized (
+			select lock from outbox_relays r where expires_at < clock_timestamp()
+			and not exists (select from outbox_leases where owner_lock = r.lock)),
+		dead as materialized (select lock from expired where pg_try_advisory_xact_lock_shared(lock))
+		delete from outbox_relays where lock in (select lock from dead)`)
+	if err != nil {
+		return privilegeError(fmt.Errorf("pgstore: outbox_relays: %w", err))
 	}
 	return nil
 }

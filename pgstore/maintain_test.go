@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/outrider-dev/outrider"
 	"github.com/outrider-dev/outrider/pgstore"
@@ -153,5 +154,53 @@ func readEverything(t *testing.T, s *pgstore.Store) int {
 			}
 		}
 		n += len(c.Records)
+	}
+}
+
+// What a dead relay leaves goes once it owns nothing; one that lives keeps its
+// place however late it is.
+func TestMaintainBuriesDeadRelays(t *testing.T) {
+	ctx := context.Background()
+	s, db := open(t, pgstore.Config{})
+	sessions := map[string]store.Session{}
+	for _, name := range []string{"dead", "late", "owner"} {
+		ses, err := s.Join(ctx, store.JoinParams{Relay: name, TTL: time.Hour, Grace: time.Millisecond,
+			Destinations: []store.Destination{{Name: "d"}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		sessions[name] = ses
+	}
+	defer pgstore.Kill(sessions["late"])
+	acquire(t, sessions["owner"])
+	pgstore.Kill(sessions["dead"])
+	pgstore.Kill(sessions["owner"])
+	names := func() string {
+		t.Helper()
+		if err := s.Maintain(ctx); err != nil {
+			t.Fatal(err)
+		}
+		var out string
+		if err := db.QueryRow(`select string_agg(relay, ' ' order by relay) from outbox_relays`).Scan(&out); err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	if got := names(); got != "dead late owner" { // it may only have lost its connection
+		t.Errorf("before their time is over: %s", got)
+	}
+	if _, err := db.Exec(`update outbox_relays set expires_at = clock_timestamp() - interval '1 second'`); err != nil {
+		t.Fatal(err)
+	}
+	// A server process notices the end of its connection a little later.
+	deadline := time.Now().Add(time.Minute)
+	for got := names(); got != "late owner"; got = names() {
+		if time.Now().After(deadline) {
+			t.Fatalf("left: %s", got)
+		}
+	}
+	acquire(t, sessions["late"])
+	if got := names(); got != "late" {
+		t.Errorf("once its lease is taken over: %s", got)
 	}
 }
