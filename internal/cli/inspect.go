@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/outrider-dev/outrider"
 	"github.com/outrider-dev/outrider/store"
@@ -58,7 +59,7 @@ func (c *statusCmd) Run(a *app) error {
 }
 
 func writeStatus(w io.Writer, s store.Status) {
-	rows := [][]string{{"DESTINATION", "OLDEST", "PENDING", "PUBLISHING", "WAITING", "SCHEDULED", "FAILED", "OLDEST FAILED", "BLOCKED KEYS", "LANES HELD"}}
+	rows := [][]string{{"DESTINATION", "OLDEST", "PENDING", "PUBLISHING", "WAITING", "SCHEDULED", "FAILED", "BLOCKED KEYS", "LANES HELD"}}
 	for _, d := range s.Destinations {
 		held, lanes := 0, 0
 		for _, l := range d.Leases {
@@ -69,7 +70,7 @@ func writeStatus(w io.Writer, s store.Status) {
 		}
 		rows = append(rows, []string{
 			d.Name, age(d.OldestPending), count(d.Pending), count(d.Publishing), count(d.Waiting), count(d.Scheduled),
-			count(d.Failed), age(d.OldestFailed), count(d.BlockedKeys), fmt.Sprintf("%d of %d", held, lanes),
+			since(d.Failed, d.OldestFailed), since(d.BlockedKeys, d.OldestBlocked), fmt.Sprintf("%d of %d", held, lanes),
 		})
 	}
 	if len(rows) == 1 {
@@ -86,6 +87,14 @@ func writeStatus(w io.Writer, s store.Status) {
 	for _, x := range s.Warnings {
 		fmt.Fprintf(w, "warning: %s\n", line(x, 500))
 	}
+}
+
+// since shows a number with the age of the oldest.
+func since(c store.Count, oldest time.Duration) string {
+	if c.N == 0 || oldest <= 0 {
+		return count(c)
+	}
+	return count(c) + ", " + age(oldest)
 }
 
 // next is what helps most: what failed, then what is not running.

@@ -113,6 +113,27 @@ func (p *process) signal(t *testing.T, s os.Signal) {
 	}
 }
 
+// signalUntil signals until the program has said something: signals that follow
+// each other closely are taken for one.
+func (p *process) signalUntil(t *testing.T, s os.Signal, text string) {
+	t.Helper()
+	again := time.NewTicker(50 * time.Millisecond)
+	defer again.Stop()
+	for {
+		select {
+		case line, ok := <-p.lines:
+			if !ok {
+				t.Fatalf("the program ended without %q:\n%s", text, p.said())
+			}
+			if strings.Contains(line, text) {
+				return
+			}
+		case <-again.C:
+			p.signal(t, s)
+		}
+	}
+}
+
 // enqueue adds events of a few keys to an outbox.
 func enqueue(t *testing.T, dsn string, count int) {
 	t.Helper()
@@ -254,8 +275,10 @@ destinations:
 	if !strings.Contains(status, "orders") {
 		t.Errorf("status:\n%s", status)
 	}
+	// Twice, as timeout(1) does: to the process and to its group.
 	p.signal(t, syscall.SIGTERM)
-	if code := p.end(t); code != 0 {
+	p.signal(t, syscall.SIGTERM)
+	if code := p.end(t); code != 0 || strings.Contains(p.said(), "cutting off") {
 		t.Errorf("exit %d after SIGTERM:\n%s", code, p.said())
 	}
 }
@@ -406,8 +429,7 @@ destinations:
 	}
 	p.signal(t, syscall.SIGTERM)
 	p.wait(t, "msg=(\"stopping)")
-	p.signal(t, syscall.SIGTERM)
-	p.wait(t, "msg=(\"cutting off)")
+	p.signalUntil(t, syscall.SIGTERM, "cutting off")
 	// By itself, within the hour of the soft limit; killed it would be -1.
 	if code := p.end(t); code != exitOK && code != exitFailed {
 		t.Errorf("exit %d:\n%s", code, p.said())

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/outrider-dev/outrider"
 	"github.com/outrider-dev/outrider/internal/config"
@@ -45,6 +46,10 @@ func (c *runCmd) Run(a *app) error {
 	return a.relay(cfg, false, "outrider status -c "+quote(c.File))
 }
 
+// oneSignal is within which time several signals are one: timeout(1) and others
+// send theirs to the process and to its group.
+const oneSignal = 250 * time.Millisecond
+
 // relay runs a daemon until a signal or the end of the context.
 func (a *app) relay(cfg *config.Config, strict bool, next string) error {
 	log := a.logger(cfg.Log)
@@ -57,15 +62,19 @@ func (a *app) relay(cfg *config.Config, strict bool, next string) error {
 	over := make(chan struct{})
 	defer close(over)
 	go func() {
-		for n := 0; n < 2; n++ {
+		var first time.Time
+		for {
 			select {
 			case s := <-signals:
-				if n == 0 {
+				switch {
+				case first.IsZero():
+					first = time.Now()
 					log.Info("stopping; a second signal cuts off what is under way", "signal", s.String())
 					stop()
-				} else {
+				case time.Since(first) >= oneSignal:
 					log.Warn("cutting off", "signal", s.String())
 					close(cut)
+					return
 				}
 			case <-over:
 				return
