@@ -138,7 +138,7 @@ func (a *authority) write(kind string, der []byte) string {
 // issue makes a certificate for a name and gives the files.
 func (a *authority) issue(name string) (certFile, keyFile string) {
 	key, der := a.sign(&x509.Certificate{SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: name},
-		DNSNames: []string{name}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		DNSNames: []string{name}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}}, a.cert, a.key)
 	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
 	if err != nil {
@@ -172,7 +172,8 @@ func TestTLS(t *testing.T) {
 	}{
 		"all right":           {&TLS{CAFile: a.file, CertFile: cert, KeyFile: key, ServerName: "kafka.test"}, true},
 		"not verified":        {&TLS{CertFile: cert, KeyFile: key, InsecureSkipVerify: true}, true},
-		"wrong server name":   {&TLS{CAFile: a.file, CertFile: cert, KeyFile: key}, false},
+		"the dialled name":    {&TLS{CAFile: a.file, CertFile: cert, KeyFile: key}, true},
+		"wrong server name":   {&TLS{CAFile: a.file, CertFile: cert, KeyFile: key, ServerName: "other.test"}, false},
 		"unknown authority":   {&TLS{CAFile: stranger.file, CertFile: cert, KeyFile: key, ServerName: "kafka.test"}, false},
 		"without certificate": {&TLS{CAFile: a.file, ServerName: "kafka.test"}, false},
 		"not encrypted":       {nil, false},

@@ -3,6 +3,8 @@ package sinktest
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -60,6 +62,9 @@ func (s *suite) wantFirstDeliveries(ms []sink.Message, o *outcome) {
 	for _, a := range s.Read(s.T, s.Place, len(ms)) {
 		if times[a.ID]++; times[a.ID] == 1 && a.Key != "" {
 			first[a.Key] = append(first[a.Key], a.ID)
+		}
+		if strings.HasPrefix(string(a.Payload), "overwr") {
+			s.Errorf("%s arrived with what the relay wrote after Publish had returned", a.ID)
 		}
 	}
 	for i := range ms {
@@ -301,9 +306,17 @@ func testCancel(s *suite) {
 			others[i].Key = "other-" + others[i].Key
 		}
 	}
+	// The call gets payloads of its own, which are overwritten as soon as it
+	// has returned: the relay's memory must not be kept.
+	lent := slices.Clone(cut)
+	for i := range lent {
+		rec := *lent[i].Record
+		rec.Payload = slices.Clone(rec.Payload)
+		lent[i].Record = &rec
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	c := s.start(ctx, cut)
+	c := s.start(ctx, lent)
 	if s.caps.OrderInFlight {
 		s.await(c.inHand, "the call of Accepted")
 	}
@@ -316,6 +329,9 @@ func testCancel(s *suite) {
 	}
 	cancel()
 	rs := c.wait() // still silent
+	for i := range lent {
+		copy(lent[i].Payload, "overwritten")
+	}
 	unknown := 0
 	for i, r := range rs {
 		if r.Status != sink.Unknown && r.Status != sink.NotSent {
