@@ -26,6 +26,7 @@ type source struct {
 	settled atomic.Int64
 	n       int64
 	done    chan struct{}
+	read    time.Duration // how long a Claim takes
 	commit  time.Duration // how long a Commit takes
 	took    bool
 }
@@ -67,6 +68,9 @@ func (s *source) Claim(_ context.Context, p store.ClaimParams) (*store.Claim, er
 	if p.Kind == store.Due {
 		return c, nil
 	}
+	if s.read > 0 {
+		time.Sleep(s.read)
+	}
 	n := min(int64(p.MaxRecords), s.left.Load(), int64(len(s.records)))
 	c.Records = s.records[:n]
 	c.More = s.left.Add(-n) > 0
@@ -89,6 +93,7 @@ func (s *source) Commit(_ context.Context, p store.CommitParams) error {
 type drain struct {
 	receipts bool
 	inFlight bool
+	took     time.Duration // how long a call takes
 }
 
 func (d drain) Capabilities() sink.Capabilities {
@@ -98,6 +103,9 @@ func (d drain) Close(context.Context) error { return nil }
 func (d drain) Publish(_ context.Context, b sink.Batch) {
 	if b.Accepted != nil && d.inFlight {
 		b.Accepted()
+	}
+	if d.took > 0 {
+		time.Sleep(d.took)
 	}
 	r := sink.Result{Status: sink.Delivered}
 	if d.receipts {

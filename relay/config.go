@@ -62,8 +62,8 @@ type Config struct {
 	KeyShare int
 
 	// InFlightClaims is how many claims of new events a lease has in hand at
-	// most: one being read, the others being sent and settled. 0: 3; at least
-	// 2.
+	// most, besides one that is only being settled: one read ahead, the
+	// others being sent. 0: 3; at least 2.
 	InFlightClaims int
 
 	// MaxBytesInFlight and MaxRecordsInFlight bound what the whole relay has

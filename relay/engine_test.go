@@ -93,6 +93,42 @@ func TestLoadRidesTogether(t *testing.T) {
 	})
 }
 
+// Under a backlog the slowest of reading, sending and committing is never idle:
+// the others go on beside it.
+func TestPipelineKeepsTheSlowestBusy(t *testing.T) {
+	const claims = 100
+	for _, c := range []struct{ read, send, commit time.Duration }{
+		{20 * time.Millisecond, 15 * time.Millisecond, 5 * time.Millisecond},
+		{20 * time.Millisecond, 5 * time.Millisecond, 15 * time.Millisecond},
+		{10 * time.Millisecond, 20 * time.Millisecond, 5 * time.Millisecond},
+		{5 * time.Millisecond, 5 * time.Millisecond, 20 * time.Millisecond},
+	} {
+		for _, inFlight := range []bool{true, false} {
+			synctest.Test(t, func(t *testing.T) {
+				src := newSource(claims * 5000)
+				src.read, src.commit = c.read, c.commit
+				r, err := New(Config{Store: src, Logger: (&lineCounter{}).logger(),
+					Destinations: []Destination{{Name: "out", Sink: drain{inFlight: inFlight, took: c.send}}}})
+				if err != nil {
+					t.Fatal(err)
+				}
+				ctx, stop := context.WithCancel(t.Context())
+				done := make(chan error)
+				from := time.Now()
+				go func() { done <- r.Run(ctx) }()
+				<-src.done
+				if took, least := time.Since(from), claims*max(c.read, c.send, c.commit); took > least*115/100 {
+					t.Errorf("%+v, in flight %v: took %v, the slowest alone takes %v", c, inFlight, took, least)
+				}
+				stop()
+				if err := <-done; err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
 // Starts are counted before anything is sent: nothing leaves while the Commit
 // that starts the claim has not returned.
 func TestNothingIsSentBeforeItsStart(t *testing.T) {

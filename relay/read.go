@@ -70,24 +70,25 @@ func (w *worker) exclusive() bool {
 	return false
 }
 
-// room reports whether another Fresh claim may be in hand. One is read ahead
-// while there is a backlog; without one it would only be read before what is
-// to come has arrived.
+// room reports whether another Fresh claim may be in hand; those that only wait
+// to be settled do not count. One is read ahead while there is a backlog;
+// without one it would only be read before what is to come has arrived.
 func (w *worker) room() bool {
-	n := w.relay.cfg.InFlightClaims
-	if len(w.fresh) == 0 {
-		return true
-	}
-	if w.fresh[len(w.fresh)-1].claim.More {
-		return len(w.fresh) < n
-	}
-	open := 0
+	n, open := w.relay.cfg.InFlightClaims, 0
 	for _, k := range w.fresh {
 		if k.stage < settling && !k.resolved() {
 			open++
 		}
 	}
-	return open < n-1 && len(w.fresh) < n
+	if !w.backlog() {
+		n--
+	}
+	return open < n && len(w.fresh) <= n+1
+}
+
+// backlog reports whether the latest claim has left more to be read.
+func (w *worker) backlog() bool {
+	return len(w.fresh) > 0 && w.fresh[len(w.fresh)-1].claim.More
 }
 
 func (w *worker) startReading(kind store.Kind) {

@@ -305,7 +305,7 @@ func (w *worker) begin(c *call) {
 	c.began, c.through, c.known = w.relay.now(), w.dest.brk.delivered.Load(), w.seen
 	ctx, cancel := context.WithTimeout(w.pub, w.dest.PublishTimeout)
 	w.calls = append(w.calls, c)
-	h := &handle{c, c.gen.Load()}
+	h, began := &handle{c, c.gen.Load()}, c.began // c is used anew once it has returned
 	w.dest.calling.Add(1)
 	go func() {
 		defer w.dest.calling.Add(-1)
@@ -315,7 +315,7 @@ func (w *worker) begin(c *call) {
 			w.dest.hung.Add(-1)
 		}
 		if f := w.relay.cfg.Hooks.Publish; f != nil {
-			f(w.dest.Name, n, w.relay.now()-c.began)
+			f(w.dest.Name, n, w.relay.now()-began)
 		}
 		w.poke()
 	}()

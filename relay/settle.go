@@ -21,8 +21,13 @@ type commit struct {
 }
 
 // linger is how long a settlement waits for the start of a claim that is being
-// read, so that one commit does both. Nothing waits when nothing is read.
-const linger = 2 * time.Millisecond
+// read, so that one commit does both; lingerBacklog the same under a backlog,
+// where claims are large and follow each other. Nothing waits when nothing is
+// read.
+const (
+	linger        = 2 * time.Millisecond
+	lingerBacklog = 30 * time.Millisecond
+)
 
 // settle begins a Commit if there is something to write.
 func (w *worker) settle() {
@@ -62,6 +67,9 @@ func (w *worker) lingers() bool {
 	now := w.relay.now()
 	if w.lingerAt == 0 {
 		w.lingerAt = now + linger
+		if w.backlog() {
+			w.lingerAt = now + lingerBacklog
+		}
 	}
 	if now >= w.lingerAt {
 		return false
