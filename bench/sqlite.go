@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -112,7 +113,7 @@ func bareSQLite(ctx context.Context, path string, n int) error {
 			}
 			n--
 		}
-		if err := rows.Err(); err != nil {
+		if err := errors.Join(rows.Err(), rows.Close()); err != nil {
 			return err
 		}
 		if _, err := db.ExecContext(ctx, `insert into bare values (?)`, at); err != nil {

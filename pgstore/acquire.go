@@ -29,17 +29,20 @@ func (ses *session) Acquire(ctx context.Context, p store.AcquireParams) ([]store
 	if p.Lanes <= 0 {
 		return nil, nil
 	}
+	ses.acquiring.Lock()
+	defer ses.acquiring.Unlock()
 	own, dead, err := ses.look(ctx)
 	if err != nil {
 		return nil, err
 	}
+	known := ses.leases.ids()
 	var taken []*lease
 	err = ses.st.inTx(ctx, func(tx pgx.Tx) error {
 		taken = nil
 		if err := lockDestination(ctx, tx, p.Destination); err != nil {
 			return err
 		}
-		free, err := freeLeases(ctx, tx, p.Destination, dead)
+		free, err := freeLeases(ctx, tx, p.Destination, dead, own, known)
 		if err != nil {
 			return err
 		}
@@ -78,13 +81,16 @@ func (ses *session) Acquire(ctx context.Context, p store.AcquireParams) ([]store
 	return out, nil
 }
 
-// freeLeases finds the leases of a destination that nobody holds.
-func freeLeases(ctx context.Context, tx pgx.Tx, destination string, dead []int64) ([]freeLease, error) {
+// freeLeases finds the leases of a destination that nobody holds. One of this
+// session's own that it does not know is one that an earlier call has acquired
+// without hearing so.
+func freeLeases(ctx context.Context, tx pgx.Tx, destination string, dead []int64, own int64, known []int64) ([]freeLease, error) {
 	rows, err := tx.Query(ctx, `
 		select lease, lanes, owner_lock is null from outbox_leases
 		where destination = $1
-		  and (owner_lock is null or expires_at < clock_timestamp() or owner_lock = any($2))
-		order by lease for update`, destination, dead)
+		  and (owner_lock is null or expires_at < clock_timestamp() or owner_lock = any($2)
+		       or owner_lock = $3 and lease <> all($4))
+		order by lease for update`, destination, dead, own, known)
 	if err != nil {
 		return nil, err
 	}
@@ -277,13 +283,16 @@ func (ses *session) Release(ctx context.Context, sl store.Lease, keep store.Lane
 	give := l.Lanes &^ keep
 	rest := l.Lanes & keep
 	if give == 0 {
-		return sl, nil
+		return l.Lease, nil
 	}
+	l.move(&written{apply: func() { l.keep(rest) }})
 	err := ses.st.inTx(ctx, func(tx pgx.Tx) error {
 		if err := lockDestination(ctx, tx, l.Destination); err != nil {
 			return err
 		}
-		tag, err := tx.Exec(ctx, `select from outbox_leases where lease = $1 and epoch = $2 and owner_lock is not null for update`, l.ID, l.Epoch)
+		tag, err := tx.Exec(ctx, `
+			update outbox_leases set writes = writes + 1
+			where lease = $1 and epoch = $2 and owner_lock is not null`, l.ID, l.Epoch)
 		if err != nil {
 			return err
 		}
@@ -298,6 +307,7 @@ func (ses *session) Release(ctx context.Context, sl store.Lease, keep store.Lane
 		}
 		return giveBack(ctx, tx, id, l.Destination, give)
 	})
+	l.moved(err)
 	if err != nil {
 		return sl, fmt.Errorf("pgstore: release lanes of lease %d: %w", l.ID, err)
 	}
@@ -305,7 +315,6 @@ func (ses *session) Release(ctx context.Context, sl store.Lease, keep store.Lane
 		ses.leases.drop(sl)
 		return store.Lease{}, nil
 	}
-	l.keep(rest)
 	return l.Lease, nil
 }
 

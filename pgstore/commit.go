@@ -231,7 +231,7 @@ func (p *plan) settleFresh(f *fresh, s *store.Settlement) {
 		p.put[r.id] = exception{rec: &r.rec, state: "SCHEDULED", at: r.rec.AvailableAt}
 	}
 	for key, id := range f.skipped {
-		if k := p.l.held[key]; k != nil && !(k.target != nil && k.target.text == f.page.Snap) {
+		if k := p.l.held[key]; k != nil && (k.target == nil || k.target.text != f.page.Snap) {
 			p.lows[key] = lowest(p.lows[key], id)
 		}
 	}

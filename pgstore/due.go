@@ -280,7 +280,8 @@ func (l *lease) readDrains(ctx context.Context, p store.ClaimParams, d *due, sin
 	if len(keys) == 0 {
 		return nil
 	}
-	share := max(1, room/len(keys))
+	keys = keys[:min(len(keys), room)]
+	share := room / len(keys)
 	if p.KeyShare > 0 {
 		share = min(share, p.KeyShare)
 	}
@@ -465,18 +466,23 @@ func (d *due) begin(ctx context.Context, singles []single) error {
 				k.at, lowest(k.low, k.next), max(1, len(dr.ids)), k.starts, k.together, k.suspects)
 		}
 	}}
+	lost := false
 	what := &written{apply: func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
+		l.exceptions += scheduled
+		if lost {
+			return // nobody has the claim: what it holds is found again, as after Forget
+		}
 		for _, id := range ids {
 			l.inHand[id] = true
 		}
-		l.exceptions += scheduled
 		for _, dr := range d.drains {
 			l.held[dr.key].inHand = max(1, len(dr.ids))
 		}
 	}}
 	if err := l.write(ctx, what, first, others...); err != nil {
+		lost = true
 		return err
 	}
 	d.drop(ids, marked)

@@ -21,6 +21,9 @@ func (ses *session) Claim(ctx context.Context, p store.ClaimParams) (*store.Clai
 	if p.MaxRecords <= 0 || p.MaxBytes <= 0 {
 		return nil, fmt.Errorf("pgstore: ClaimParams.MaxRecords and MaxBytes are needed")
 	}
+	if err := l.whereabouts(ctx); err != nil {
+		return nil, err
+	}
 	if p.Kind == store.Due {
 		return l.claimDue(ctx, p)
 	}

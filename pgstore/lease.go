@@ -2,8 +2,10 @@ package pgstore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -20,9 +22,10 @@ type lease struct {
 
 	// writing serialises what writes to the database under the lease.
 	writing sync.Mutex
-	writes  int64    // outbox_leases.writes as last known
-	unsure  *written // a write whose answer was lost
-	last    *written // the last one that is known to be done
+	writes  int64       // outbox_leases.writes as last known
+	unsure  *written    // a write whose answer was lost
+	moving  atomic.Bool // it may have moved lanes: nothing is read until that is known
+	last    *written    // the last one that is known to be done
 
 	// mu guards the rest, and is held for work in memory only.
 	mu   sync.Mutex
@@ -99,6 +102,9 @@ func (l *lease) resolve(ctx context.Context) error {
 	}
 	var writes, epoch int64
 	err := l.ses.st.pool.QueryRow(ctx, `select writes, epoch from outbox_leases where lease = $1`, l.ID).Scan(&writes, &epoch)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return store.ErrFenced // merged into another
+	}
 	if err != nil {
 		return fmt.Errorf("pgstore: read back lease %d: %w", l.ID, err)
 	}
@@ -110,7 +116,40 @@ func (l *lease) resolve(ctx context.Context) error {
 		l.last = l.unsure
 	}
 	l.writes, l.unsure = writes, nil
+	l.moving.Store(false)
 	return nil
+}
+
+// whereabouts finds out where lanes have gone that a call without an answer may
+// have moved, before anything is read of them.
+func (l *lease) whereabouts(ctx context.Context) error {
+	if !l.moving.Load() {
+		return nil
+	}
+	l.writing.Lock()
+	defer l.writing.Unlock()
+	return l.resolve(ctx)
+}
+
+// move notes a change of lanes that is about to be written, and moved what
+// became of it. Called with writing held; done is nil, ErrFenced if nothing was
+// written, or any other error if that is not known.
+func (l *lease) move(what *written) {
+	l.unsure = what
+	l.moving.Store(true)
+}
+
+func (l *lease) moved(done error) {
+	switch {
+	case done == nil:
+		l.writes++
+		l.last = l.unsure
+		l.unsure.apply()
+	case !errors.Is(done, store.ErrFenced):
+		return
+	}
+	l.unsure = nil
+	l.moving.Store(false)
 }
 
 // write runs statements in one transaction under the lease's fence: they take

@@ -2,6 +2,7 @@ package pgstore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -12,8 +13,8 @@ import (
 
 // partition is a range of ids.
 type partition struct {
-	name     string
-	from, to *int64 // nil: without end
+	name string
+	from *int64 // nil: without beginning
 }
 
 // Maintain implements store.Maintainer: it splits the last partition ahead of
@@ -116,7 +117,7 @@ func (s *Store) lastPartition(ctx context.Context) (*partition, error) {
 		from pg_inherits i join pg_class c on c.oid = i.inhrelid
 		where i.inhparent = 'outbox_events'::regclass
 		  and pg_get_expr(c.relpartbound, c.oid) like '%TO (MAXVALUE)'`).Scan(&p.name, &bound)
-	if err == pgx.ErrNoRows {
+	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, outrider.WithHint(fmt.Errorf("pgstore: no partition of outbox_events reaches to MAXVALUE"),
 			"an insert beyond the last one will fail: attach one, for values from (the last one's end) to (maxvalue)")
 	}

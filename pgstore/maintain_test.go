@@ -28,6 +28,9 @@ func partitions(t *testing.T, db *sql.DB) []string {
 		}
 		out = append(out, s)
 	}
+	if err := rows.Err(); err != nil {
+		t.Fatal(err)
+	}
 	return out
 }
 
@@ -65,7 +68,7 @@ func TestMaintainGivesWay(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer tx.Rollback() //nolint:errcheck // ends it if the test failed
+	defer tx.Rollback() // ends it if the test failed
 	if _, err := tx.Exec(`insert into outbox_events (aggregate_type, aggregate_id, event_type, payload, event_key)
 		select 'order', '1', 'Placed', '{}', null from generate_series(1, 60)`); err != nil {
 		t.Fatal(err)

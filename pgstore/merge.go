@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -18,23 +19,31 @@ var _ store.Merger = (*session)(nil)
 // to which they then work.
 func (ses *session) Merge(ctx context.Context, a, b store.Lease) (store.Lease, bool, error) {
 	la, lb := ses.lease(a), ses.lease(b)
-	switch {
-	case la == nil || lb == nil:
+	if la == nil {
 		return a, false, store.ErrFenced
-	case la == lb || la.Destination != lb.Destination:
+	}
+	if lb == nil {
+		return ses.merged(ctx, la, b)
+	}
+	if la == lb || la.Destination != lb.Destination {
 		return a, false, errors.New("pgstore: two leases of one destination are needed to join them")
 	}
+	first, second := la, lb
 	if la.ID > lb.ID { // one order of locking
-		la, lb = lb, la
+		first, second = lb, la
 	}
-	la.writing.Lock()
-	defer la.writing.Unlock()
-	lb.writing.Lock()
-	defer lb.writing.Unlock()
-	for _, l := range []*lease{la, lb} {
-		if err := l.resolve(ctx); err != nil {
-			return a, false, err
-		}
+	first.writing.Lock()
+	defer first.writing.Unlock()
+	second.writing.Lock()
+	defer second.writing.Unlock()
+	if err := la.resolve(ctx); err != nil {
+		return a, false, err
+	}
+	if la.Lanes&b.Lanes != 0 {
+		return la.Lease, true, nil // by an earlier call, whose answer was lost
+	}
+	if err := lb.resolve(ctx); err != nil {
+		return a, false, err
 	}
 	if !la.restsWith(lb) {
 		return a, false, ses.meet(ctx, la, lb)
@@ -42,8 +51,21 @@ func (ses *session) Merge(ctx context.Context, a, b store.Lease) (store.Lease, b
 	if err := ses.join(ctx, la, lb); err != nil {
 		return a, false, err
 	}
-	ses.leases.drop(lb.Lease)
 	return la.Lease, true, nil
+}
+
+// merged answers for a lease that is gone: it may be so because an earlier call,
+// whose answer was lost, has joined it into l.
+func (ses *session) merged(ctx context.Context, l *lease, gone store.Lease) (store.Lease, bool, error) {
+	l.writing.Lock()
+	defer l.writing.Unlock()
+	if err := l.resolve(ctx); err != nil {
+		return l.Lease, false, err
+	}
+	if gone.Lanes == 0 || gone.Lanes&^l.Lanes != 0 {
+		return l.Lease, false, store.ErrFenced
+	}
+	return l.Lease, true, nil
 }
 
 // restsWith reports whether two leases stand at the same place with nothing in
@@ -81,7 +103,7 @@ func (ses *session) meet(ctx context.Context, a, b *lease) error {
 	}
 	for _, l := range []*lease{a, b} {
 		l.mu.Lock()
-		l.stop, l.stopUntil = &snap, time.Now().Add(meetLimit)
+		l.stop, l.stopUntil = &snap, time.Now().Add(meetLimit) //nolint:forbidigo // monotonic, of this process alone: how long to wait
 		l.mu.Unlock()
 	}
 	return nil
@@ -94,7 +116,7 @@ const meetLimit = 10 * time.Second
 func (l *lease) stopAt() *snapshot {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.stop != nil && time.Now().After(l.stopUntil) {
+	if l.stop != nil && time.Now().After(l.stopUntil) { //nolint:forbidigo // as in meet
 		l.stop = nil
 	}
 	return l.stop
@@ -104,6 +126,9 @@ func (l *lease) stopAt() *snapshot {
 func (ses *session) join(ctx context.Context, a, b *lease) error {
 	hi, page := max(a.done.hi, b.done.hi), max(a.read.page, b.read.page)
 	lanes := a.Lanes | b.Lanes
+	joined := &written{apply: func() { a.takeIn(b, lanes, hi, page) }}
+	a.move(joined)
+	b.move(&written{apply: func() {}}) // if it took effect, there is no b
 	err := ses.st.inTx(ctx, func(tx pgx.Tx) error {
 		if err := lockDestination(ctx, tx, a.Destination); err != nil {
 			return err
@@ -122,23 +147,27 @@ func (ses *session) join(ctx context.Context, a, b *lease) error {
 		}
 		return nil
 	})
+	a.moved(err)
 	if err != nil {
+		b.moved(err)
 		return fmt.Errorf("pgstore: join lease %d into %d: %w", b.ID, a.ID, err)
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.writes++
-	a.Lanes = lanes
-	a.done.hi, a.done.page, a.read.hi, a.read.page = hi, page, hi, page
-	a.stop = nil
-	a.exceptions += b.exceptions
-	a.rejoined = append(a.rejoined, b.rejoined...)
-	for id := range b.pass {
-		a.pass[id] = true
-	}
+	return nil
+}
+
+// takeIn makes the changes of a join in memory.
+func (l *lease) takeIn(b *lease, lanes store.LaneSet, hi, page int64) {
+	l.ses.leases.drop(b.Lease)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.Lanes = lanes
+	l.done.hi, l.done.page, l.read.hi, l.read.page = hi, page, hi, page
+	l.stop = nil
+	l.exceptions += b.exceptions
+	l.rejoined = append(l.rejoined, b.rejoined...)
+	maps.Copy(l.pass, b.pass)
 	for key, k := range b.held {
 		k.wait, k.born = 0, 0
-		a.held[key] = k
+		l.held[key] = k
 	}
-	return nil
 }

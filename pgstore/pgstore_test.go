@@ -20,6 +20,7 @@ import (
 
 func TestStore(t *testing.T) {
 	storetest.Run(t, storetest.Harness{Binary: true, Short: 500 * time.Millisecond, Open: func(t testing.TB) *storetest.Outbox {
+		t.Helper()
 		dsn, err := url.Parse(testdb.Postgres(t))
 		if err != nil {
 			t.Fatal(err)
@@ -34,6 +35,7 @@ func TestStore(t *testing.T) {
 		return &storetest.Outbox{
 			Store: s,
 			Begin: func(t testing.TB) storetest.Tx {
+				t.Helper()
 				tx, err := db.Begin()
 				if err != nil {
 					t.Fatal(err)
@@ -42,6 +44,7 @@ func TestStore(t *testing.T) {
 			},
 			Kill: func(_ testing.TB, ses store.Session) { pgstore.Kill(ses) },
 			SetNextID: func(t testing.TB, id int64) {
+				t.Helper()
 				if _, err := db.Exec(`select setval('outbox_events_id_seq', $1, false)`, id); err != nil {
 					t.Fatal(err)
 				}

@@ -23,6 +23,8 @@ type session struct {
 	params store.JoinParams
 	leases locked
 
+	acquiring sync.Mutex // held by Acquire: what it has taken is known before it looks again
+
 	// conn carries Renew alone; connMu also guards lock and gone.
 	connMu sync.Mutex
 	conn   *pgx.Conn
@@ -150,7 +152,7 @@ func (s *Store) inTx(ctx context.Context, f func(pgx.Tx) error) error {
 	if err != nil {
 		return fmt.Errorf("pgstore: %w", err)
 	}
-	defer tx.Rollback(context.WithoutCancel(ctx)) //nolint:errcheck // after a commit it is a no-op, else the first error counts
+	defer tx.Rollback(context.WithoutCancel(ctx)) // after a commit it is a no-op, else the first error counts
 	if err := f(tx); err != nil {
 		return err
 	}
@@ -257,7 +259,7 @@ func (ses *session) renew(ctx context.Context, ids []int64) (map[int64]int64, in
 				case free:
 					d, ok := ses.gone[lock]
 					if !ok {
-						d = departed{time.Now(), time.Duration(grace) * time.Microsecond}
+						d = departed{time.Now(), time.Duration(grace) * time.Microsecond} //nolint:forbidigo // monotonic, of this process alone: how long the lock has been free
 					}
 					seen[lock] = d
 				case !expired:

