@@ -299,6 +299,7 @@ func TestReadmeInsert(t *testing.T) {
 
 var (
 	command     = regexp.MustCompile("(?m)(?:^|`)outrider ([a-z]+)(?: ([a-z]+)\\b)?")
+	target      = regexp.MustCompile("(?m)(?:^|`)make ([a-z-]+)")
 	helpOf      = regexp.MustCompile(`(?m)^\$ outrider ([a-z]+)(?: ([a-z]+))? --help$`)
 	metric      = regexp.MustCompile(`\boutrider_[a-z_]+\b`)
 	notMetrics  = []string{"outrider_events"} // a channel of PostgreSQL
@@ -320,6 +321,21 @@ func TestNamedCommandsExist(t *testing.T) {
 			sub, ok := have[m[1]]
 			if !ok || len(sub) > 1 && m[2] != "" && !slices.Contains(sub, m[2]) {
 				t.Errorf("%s names the command %q, which does not exist", doc, strings.Trim(m[0], "`\n"))
+			}
+		}
+	}
+}
+
+// Targets of make that the documents name exist.
+func TestNamedTargetsExist(t *testing.T) {
+	b, err := os.ReadFile(filepath.Join(root, "Makefile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for doc, text := range documents(t) {
+		for _, m := range target.FindAllStringSubmatch(text, -1) {
+			if !strings.Contains(string(b), "\n"+m[1]+":") {
+				t.Errorf("%s names make %s, which does not exist", doc, m[1])
 			}
 		}
 	}
