@@ -17,7 +17,7 @@ import (
 // a long history: none reads a whole table of events, or sorts one.
 func TestPlans(t *testing.T) {
 	for _, set := range []migrate.Set{migrate.Stream, migrate.Rows} {
-		for _, done := range []int{0, 100_000} {
+		for _, done := range []int{0, history} {
 			t.Run(fmt.Sprintf("%s/%d", set, done), func(t *testing.T) {
 				t.Parallel()
 				db := makeDB(t, set)

@@ -1,6 +1,8 @@
 package sqlitestore
 
 import (
+	"context"
+	"fmt"
 	"slices"
 	"sync"
 
@@ -54,5 +56,27 @@ func Record(s store.Store) (queries func() []string) {
 		}
 		slices.Sort(out)
 		return out
+	}
+}
+
+// LimitPages lets a store's file grow no more until restore is called, as a
+// full disk does.
+func LimitPages(t interface{ Fatal(...any) }, s store.Store) (restore func()) {
+	w := s.(*Stream).writer
+	set := func(query string) {
+		var n int64
+		if err := w.conn.QueryRowContext(context.Background(), query).Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var pages int64
+	if err := w.conn.QueryRowContext(context.Background(), `pragma page_count`).Scan(&pages); err != nil {
+		t.Fatal(err)
+	}
+	set(fmt.Sprintf(`pragma max_page_count = %d`, pages+20))
+	return func() {
+		if w.conn != nil { // else it was given up, and the limit with it
+			set(`pragma max_page_count = 1000000`)
+		}
 	}
 }

@@ -183,14 +183,15 @@ func (l *lease) scan(ctx context.Context, p store.ClaimParams, s stretch) (*foun
 	}
 	sc := scanner{now: now}
 	f := &found{to: s.from}
+	l.mu.Lock()
+	f.rows, l.buf = l.buf[:0], nil
+	free := p.KeyShare == 0 && len(l.held)+len(l.joined) == 0 // every row is wanted
+	l.mu.Unlock()
 	share := map[string]int{}
 	seen, n, bytes := 0, 0, 0
 	most := 16*s.limit + 1000 // rows looked at
 	whole := true
 	err = st.query(ctx, func(r *sql.Rows) (bool, error) {
-		if f.rows == nil {
-			f.rows = make([]row, 0, min(s.limit, 1000)+1)
-		}
 		f.rows = append(f.rows, row{})
 		w := &f.rows[len(f.rows)-1]
 		if err := sc.scan(r, w); err != nil {
@@ -200,7 +201,7 @@ func (l *lease) scan(ctx context.Context, p store.ClaimParams, s stretch) (*foun
 		switch {
 		case !l.Lanes.Has(w.rec.Lane):
 			f.rows = f.rows[:len(f.rows)-1]
-		case l.unwanted(p, w, share):
+		case !free && l.unwanted(p, w, share):
 			w.skip, w.rec.Payload = true, nil
 		case w.later:
 			w.rec.Payload = nil
@@ -294,6 +295,8 @@ func (l *lease) handOut(p store.ClaimParams, s stretch, found *found) (c *store.
 	c = &store.Claim{Lease: l.Lease, Kind: store.Fresh, Driver: f, Redelivery: f.redo}
 	f.records = c
 	l.choose(p, f, found)
+	clear(found.rows)
+	l.buf = found.rows
 	f.page.From, f.page.To, f.page.N = s.from, found.to, len(c.Records)
 	if f.redo {
 		c.Exclusive = f.page.Limit > 0

@@ -18,6 +18,7 @@ type lease struct {
 	done int64    // all up to this id is settled; the database may lag behind
 	read int64    // up to where claims have been handed out
 	page int64    // number of the last page
+	buf  []row    // for the next scan
 	open []*fresh // claims handed out and not settled, in order
 	redo []page   // to be read again before anything new
 	was  []page   // all that was in hand when the lease was acquired

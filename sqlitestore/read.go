@@ -32,6 +32,8 @@ const columns = `e.id, e.event_id, e.aggregate_type, e.aggregate_id, e.event_typ
 // scanner holds what the columns of a row are scanned into.
 type scanner struct {
 	now       int64
+	dest      []any
+	payload   []byte
 	key       sql.NullString
 	headers   []byte
 	available sql.NullInt64
@@ -41,14 +43,14 @@ type scanner struct {
 // scan reads a row; extra are further columns.
 func (s *scanner) scan(rows *sql.Rows, out *row, extra ...any) error {
 	rec := &out.rec
-	s.headers = nil
-	var payload []byte
-	dest := append([]any{&out.id, &rec.ID, &rec.AggregateType, &rec.AggregateID, &rec.Type, &s.key,
-		&rec.ContentType, &s.headers, &s.created, &s.available, &out.size, &payload}, extra...)
-	if err := rows.Scan(dest...); err != nil {
+	s.headers, s.payload = nil, nil
+	s.dest = append(s.dest[:0], &out.id, &rec.ID, &rec.AggregateType, &rec.AggregateID, &rec.Type, &s.key,
+		&rec.ContentType, &s.headers, &s.created, &s.available, &out.size, &s.payload)
+	s.dest = append(s.dest, extra...)
+	if err := rows.Scan(s.dest...); err != nil {
 		return err
 	}
-	s.fill(out, payload)
+	s.fill(out, s.payload)
 	return nil
 }
 
