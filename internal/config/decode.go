@@ -4,6 +4,7 @@ import (
 	"encoding"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -16,19 +17,17 @@ import (
 )
 
 // maxFile is how large a configuration may be.
-const maxFile = 1 << 20
+const maxFile = 256 << 10
 
 // Load reads a file. The error is an *Error with all that is wrong, or says why
 // the file can't be read.
 func Load(file string) (*Config, error) {
-	info, err := os.Stat(file)
+	f, err := os.Open(file)
 	if err != nil {
 		return nil, outrider.WithHint(err, "outrider dev needs no file; docs/CONFIG.md begins with one to copy")
 	}
-	if info.Size() > maxFile {
-		return nil, fmt.Errorf("%s: a configuration has at most %d bytes", file, maxFile)
-	}
-	data, err := os.ReadFile(file)
+	defer f.Close() //nolint:errcheck // it was only read
+	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	if err != nil {
 		return nil, err
 	}
@@ -39,6 +38,9 @@ func Load(file string) (*Config, error) {
 func Parse(file string, data []byte, lookup func(string) (string, bool)) (*Config, error) {
 	d := &decoder{file: file, dir: filepath.Dir(file), lookup: lookup, at: map[string]position{}}
 	c := &Config{file: file, at: d.at}
+	if len(data) > maxFile {
+		return nil, &Error{File: file, Problems: []Problem{{Line: 1, Message: fmt.Sprintf("has more than %d bytes", maxFile)}}}
+	}
 	root, problem := parse(data)
 	if problem != nil {
 		return nil, &Error{File: file, Problems: []Problem{*problem}}
