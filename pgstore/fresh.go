@@ -123,7 +123,7 @@ func (l *lease) exclusive() bool {
 	return false
 }
 
-// smallest is what payloads are read along with their rows: what a page of
+// inline is up to what size payloads are read along with their rows: what one of
 // MaxRecords may have on average, but never less than 4 KiB.
 func inline(p store.ClaimParams) int { return max(p.MaxBytes/p.MaxRecords, 4<<10) }
 

@@ -62,18 +62,14 @@ func (s *Store) Status(ctx context.Context) (store.Status, error) {
 	}
 	sortByAge(out.Destinations)
 	rows, err = s.pool.Query(ctx, `
-		select relay, extract(epoch from expires_at - clock_timestamp())::float8 from outbox_relays order by relay limit 1000`)
+		select relay, extract(epoch from clock_timestamp() - seen_at)::float8 from outbox_relays order by relay limit 1000`)
 	if err != nil {
 		return out, fmt.Errorf("pgstore: status: %w", err)
 	}
 	var name string
-	var left float64
-	_, err = pgx.ForEachRow(rows, []any{&name, &left}, func() error {
-		r := store.RelayStatus{Name: name}
-		if left < 0 {
-			r.Seen = time.Duration(-left * float64(time.Second))
-		}
-		out.Relays = append(out.Relays, r)
+	var seen float64
+	_, err = pgx.ForEachRow(rows, []any{&name, &seen}, func() error {
+		out.Relays = append(out.Relays, store.RelayStatus{Name: name, Seen: time.Duration(seen * float64(time.Second))})
 		return nil
 	})
 	if err != nil {
@@ -160,33 +156,36 @@ func (s *Store) destinationStatus(ctx context.Context, name string) (store.Desti
 				where destination = $1 and state = 'WAITING' order by created_at limit 1),
 			(select extract(epoch from clock_timestamp() - created_at)::float8 from outbox_exceptions
 				where destination = $1 and state = 'FAILED' order by created_at limit 1),
-			(select extract(epoch from clock_timestamp() - min(since))::float8 from outbox_held_keys where destination = $1 and head is not null)`,
+			(select extract(epoch from clock_timestamp() - min(x.created_at))::float8
+				from (select * from outbox_held_keys where destination = $1 and head is not null limit $2) h
+				join outbox_exceptions x on x.destination = h.destination and x.id = h.head)`,
 		name, countCap+1).Scan(&waiting, &scheduled, &publishing, &failed, &blocked, &held, &oldestWaiting, &oldestFailed, &oldestBlocked)
 	if err != nil {
 		return d, err
 	}
-	heldPending, err := s.heldPending(ctx, name)
+	heldPending, oldestHeld, err := s.heldPending(ctx, name)
 	if err != nil {
 		return d, err
 	}
 	d.Pending = capped(max(0, pending-inHand) + heldPending)
 	d.Waiting, d.Scheduled, d.Failed, d.BlockedKeys = capped(waiting), capped(scheduled), capped(failed), capped(blocked)
 	d.Publishing = capped(publishing + min(inHand, countCap+1))
-	d.OldestPending = max(age(oldest), age(oldestWaiting))
+	d.OldestPending = max(age(oldest), age(oldestWaiting), age(oldestHeld))
 	d.OldestFailed, d.OldestBlocked = age(oldestFailed), age(oldestBlocked)
 	return d, nil
 }
 
 // heldPending counts successors of held keys that their leases have passed, up
-// to a cap.
-func (s *Store) heldPending(ctx context.Context, name string) (int64, error) {
+// to a cap, and gives the age of the oldest whose key is free.
+func (s *Store) heldPending(ctx context.Context, name string) (int64, *float64, error) {
 	var n int64
+	var oldest *float64
 	err := s.pool.QueryRow(ctx, `
-		select count(*) from (
-			select from outbox_held_keys h
+		select count(*), extract(epoch from clock_timestamp() - min(created_at) filter (where head is null))::float8 from (
+			select h.head, p.created_at from outbox_held_keys h
 			join outbox_leases l on l.destination = h.destination and ((l.lanes >> h.lane::int) & 1) = 1
 			cross join lateral (
-				select e.id from outbox_events e
+				select e.id, e.created_at from outbox_events e
 				where coalesce(e.event_key, e.aggregate_id) = h.event_key and e.event_key is distinct from ''
 				  and e.id > case when h.target is null then coalesce(h.low, 9223372036854775807) - 1 else least(h.at, coalesce(h.low, h.at + 1) - 1) end
 				  and not pg_visible_in_snapshot(e.tx_id, h.base)
@@ -194,8 +193,8 @@ func (s *Store) heldPending(ctx context.Context, name string) (int64, error) {
 				  and not (`+pendingOf+`)
 				  and not exists (select from outbox_exceptions x where x.destination = h.destination and x.id = e.id)
 				order by coalesce(e.event_key, e.aggregate_id), e.id limit $2) p
-			where h.destination = $1 limit $2) x`, name, countCap+1).Scan(&n)
-	return n, err
+			where h.destination = $1 limit $2) x`, name, countCap+1).Scan(&n, &oldest)
+	return n, oldest, err
 }
 
 func capped(n int64) store.Count {
@@ -377,8 +376,11 @@ func (s *Store) Show(ctx context.Context, id string) ([]store.Detail, error) {
 			return nil, fmt.Errorf("pgstore: show %s: %w", id, err)
 		}
 		recs, err := r.rows(res, nil)
-		if err != nil || len(recs) == 0 {
+		if err != nil {
 			return nil, fmt.Errorf("pgstore: show %s: %w", id, err)
+		}
+		if len(recs) == 0 {
+			continue // gone meanwhile
 		}
 		d := store.Detail{Record: recs[0].rec}
 		if d.Entries, err = s.entries(ctx, []int64{row}, store.ListParams{}); err != nil {

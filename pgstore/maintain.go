@@ -55,7 +55,7 @@ func (s *Store) Maintain(ctx context.Context) error {
 	}
 	if err := s.splitLast(ctx, last, border); err != nil {
 		return outrider.WithHint(fmt.Errorf("pgstore: make a partition ahead, from id %d: %w", border, err),
-			"events still fit the last partition; it only grows. The relay needs to own the tables for this, or run `outrider migrate partition` as their owner")
+			"events still fit the last partition; it only grows. The relay's role needs to own the tables for this; another way is to have their owner attach partitions by hand")
 	}
 	s.cfg.Logger.Info("made a partition ahead", "from_id", border)
 	return nil

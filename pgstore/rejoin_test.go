@@ -75,7 +75,7 @@ func TestRejoinBesideCommit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer tx.Rollback() //nolint:errcheck // after a commit it is a no-op
+	defer tx.Rollback()
 	if _, err := tx.Exec(`select from outbox_leases for update`); err != nil {
 		t.Fatal(err)
 	}

@@ -18,7 +18,7 @@
 //
 // What it promises. Committed events are delivered at least once or end as
 // FAILED with their reason. First deliveries of a key keep its order. No
-// transaction, lock or pooled connection is held while a sink works. See the
+// transaction, row lock or pooled connection is held while a sink works. See the
 // doc comments of Config, Destination, Retry and Breaker for the bounds.
 package relay
 

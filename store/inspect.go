@@ -60,7 +60,7 @@ type Status struct {
 type DestinationStatus struct {
 	Name          string        `json:"name"`
 	OldestPending time.Duration `json:"oldest_pending_ns"` // not delivered, due, not failed
-	OldestBlocked time.Duration `json:"oldest_blocked_ns"` // behind a failed or waiting head
+	OldestBlocked time.Duration `json:"oldest_blocked_ns"` // of the failed or waiting heads that hold keys back
 	OldestFailed  time.Duration `json:"oldest_failed_ns"`
 	Pending       Count         `json:"pending"`
 	Publishing    Count         `json:"publishing"`

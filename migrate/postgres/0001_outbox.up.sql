@@ -82,6 +82,7 @@ create table outbox_relays (
     lock       bigint primary key,    -- advisory lock held by its connection
     relay      text        not null,
     grace      interval    not null,  -- how long after its connection ended it may still send
+    seen_at    timestamptz not null default clock_timestamp(),
     expires_at timestamptz not null
 ) with (fillfactor = 40);
 
