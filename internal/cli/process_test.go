@@ -150,16 +150,19 @@ func enqueue(t *testing.T, dsn string, count int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i := range count {
+	for i := 0; i < count; {
 		tx, err := db.BeginTx(t.Context(), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		e := outrider.Event{
-			AggregateType: "order", AggregateID: fmt.Sprintf("key-%d", i%5), Type: "OrderPlaced",
-			Payload: fmt.Appendf(nil, `{"n":%d}`, i),
+		var events []outrider.Event
+		for ; i < count && len(events) < perTransaction; i++ {
+			events = append(events, outrider.Event{
+				AggregateType: "order", AggregateID: fmt.Sprintf("key-%d", i%5), Type: "OrderPlaced",
+				Payload: fmt.Appendf(nil, `{"n":%d}`, i),
+			})
 		}
-		if err := o.Add(t.Context(), tx, e); err != nil {
+		if err := o.Add(t.Context(), tx, events...); err != nil {
 			t.Fatal(err)
 		}
 		if err := tx.Commit(); err != nil {
@@ -167,6 +170,9 @@ func enqueue(t *testing.T, dsn string, count int) {
 		}
 	}
 }
+
+// perTransaction is how many events a transaction of enqueue has.
+const perTransaction = 20
 
 // judge looks at payloads in the order of their arrival, by key: each is there,
 // and first deliveries are in order.
@@ -254,7 +260,7 @@ func TestSQLiteToNATS(t *testing.T) {
 	dsn := "sqlite:" + filepath.Join(t.TempDir(), "shop.db")
 	mustRun(t, "migrate", "up", "--db", dsn)
 	const count = 200
-	enqueue(t, dsn, count/2)
+	enqueue(t, dsn, count)
 	file := writeConfig(t, fmt.Sprintf(`
 listen: 127.0.0.1:0
 sources: [{name: shop, sqlite: {path: %q}}]
@@ -266,9 +272,7 @@ destinations:
 `, strings.TrimPrefix(dsn, "sqlite:"), url))
 	p := start(t, "run", "-c", file)
 	address := p.wait(t, `msg=relaying .*address=(\S+)`)
-	enqueue(t, dsn, 0)
-	got := consumeNATS(t, stream, count/2)
-	judge(t, got, count/2)
+	judge(t, consumeNATS(t, stream, count), count)
 	checkEndpoint(t, address)
 
 	status := mustRun(t, "status", "-c", file)
@@ -353,11 +357,13 @@ func TestPostgresToKafka(t *testing.T) {
 	}
 	t.Cleanup(func() { _, _ = kadm.NewClient(kc).DeleteTopics(context.Background(), topic) })
 	mustRun(t, "migrate", "up", "--db", dsn)
-	const count = 300
+	const count = 3000
 	enqueue(t, dsn, count)
 	t.Setenv("SHOP_DSN", dsn)
+	// Small claims, so that the signal comes while events are on their way.
 	file := writeConfig(t, fmt.Sprintf(`
 listen: 127.0.0.1:0
+relay: {max_records: 10, in_flight_claims: 2}
 sources: [{name: shop, postgres: {dsn: {env: SHOP_DSN}}}]
 destinations:
 - name: orders
@@ -365,13 +371,30 @@ destinations:
   to: %q
   from: earliest
 `, broker, topic))
-	p := start(t, "run", "-c", file)
-	address := p.wait(t, `msg=relaying .*address=(\S+)`)
-	judge(t, consumeKafka(t, kc, count), count)
-	checkEndpoint(t, address)
-	p.signal(t, syscall.SIGTERM)
-	if code := p.end(t); code != 0 {
-		t.Errorf("exit %d after SIGTERM:\n%s", code, p.said())
+	got := newArrivals()
+	for _, until := range []int{1, count} {
+		p := start(t, "run", "-c", file)
+		address := p.wait(t, `msg=relaying .*address=(\S+)`)
+		got.consumeKafka(t, kc, until)
+		if until == count {
+			checkEndpoint(t, address)
+		}
+		p.signal(t, syscall.SIGTERM)
+		if code := p.end(t); code != 0 {
+			t.Fatalf("exit %d after SIGTERM:\n%s", code, p.said())
+		}
+	}
+	judge(t, got.byKey, count)
+	// A soft stop leaves nothing delivered and not settled, so nothing came
+	// twice.
+	ends, err := adm.ListEndOffsets(t.Context(), topic)
+	if err != nil {
+		t.Fatal(err)
+	}
+	total := int64(0)
+	ends.Each(func(o kadm.ListedOffset) { total += o.Offset })
+	if total != count {
+		t.Errorf("the topic has %d records of %d events", total, count)
 	}
 	// What was delivered was settled: a second relay has nothing to do.
 	status := mustRun(t, "status", "-c", file, "-o", "json")
@@ -384,26 +407,33 @@ destinations:
 	}
 }
 
-func consumeKafka(t *testing.T, kc *kgo.Client, count int) map[string][]int {
+// arrivals are what a consumer got.
+type arrivals struct {
+	byKey map[string][]int
+	ids   map[string]bool
+}
+
+func newArrivals() *arrivals { return &arrivals{map[string][]int{}, map[string]bool{}} }
+
+// consumeKafka goes on until so many events have come in all.
+func (a *arrivals) consumeKafka(t *testing.T, kc *kgo.Client, count int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
-	got, seen := map[string][]int{}, map[string]bool{}
-	for len(seen) < count {
+	for len(a.ids) < count {
 		f := kc.PollFetches(ctx)
 		if ctx.Err() != nil {
-			t.Fatalf("%d of %d came", len(seen), count)
+			t.Fatalf("%d of %d came", len(a.ids), count)
 		}
 		f.EachRecord(func(r *kgo.Record) {
-			add(t, got, string(r.Key), r.Value)
+			add(t, a.byKey, string(r.Key), r.Value)
 			for _, h := range r.Headers {
 				if h.Key == "id" {
-					seen[string(h.Value)] = true
+					a.ids[string(h.Value)] = true
 				}
 			}
 		})
 	}
-	return got
 }
 
 // A second signal cuts off what the first one lets end: a message in the hands
