@@ -62,7 +62,13 @@ func (db *testDB) checkPlan(t *testing.T, query string) {
 	if err := rows.Err(); err != nil {
 		t.Fatal(err)
 	}
+	if strings.Contains(query, "e.state = 'PENDING'") && !strings.Contains(strings.Join(plan, " "), "outbox_rows_state_idx") {
+		t.Errorf("what is done is read too: %s\n\t%s", query, strings.Join(plan, "\n\t"))
+	}
 	for _, p := range plan {
+		if strings.Contains(p, "(rowid<?)") {
+			t.Errorf("read from the beginning: %s\n\t%s", query, p)
+		}
 		for _, table := range []string{"outbox_events", "outbox_rows", "outbox_exceptions", "outbox_journal", "outbox_held_keys", " e", " x", " r", " h"} {
 			scan := strings.HasPrefix(p, "SCAN"+pad(table)) && !strings.Contains(p, "outbox_rows_token_idx") && !allowed(query)
 			sort := strings.HasPrefix(p, "USE TEMP B-TREE") && !strings.Contains(query, "found") && !strings.Contains(query, "outbox_relays") && !strings.Contains(query, "outbox_row_relays")
