@@ -102,8 +102,7 @@ func (c *campaign) run() {
 		}
 		c.kill(before, chunk)
 		if c.t.Failed() {
-			c.sup.logs()
-			c.t.FailNow()
+			break // what there is is judged
 		}
 	}
 	c.writers.allow(c.plan.events)
@@ -112,15 +111,17 @@ func (c *campaign) run() {
 	}
 	c.writers.close()
 	want := 0
+	var err error
 	if !awaited(patience, func() (ok bool) {
-		var err error
 		want, err = c.writers.count()
 		return err == nil && c.seen.arrived() >= want
 	}) {
-		c.t.Errorf("%d of %d events have arrived", c.seen.arrived(), want)
+		c.t.Errorf("%d of %d events have arrived (%v)", c.seen.arrived(), want, err)
+	}
+	c.logf("%d events have arrived", c.seen.arrived())
+	if c.t.Failed() {
 		c.sup.logs()
 	}
-	c.logf("all has arrived")
 	c.sup.stop()
 }
 
@@ -148,7 +149,10 @@ func (c *campaign) kill(before, chunk int) {
 			victim.arm(syscall.SIGKILL, at, nth)
 		}
 		now := func() bool { return c.quiet() || at == pointRandom && c.seen.arrived() >= mark }
-		await(c.t, patience, "a kill at "+string(at), func() bool { return victim.hasEnded() || now() })
+		if !awaited(patience, func() bool { return victim.hasEnded() || now() }) {
+			n, _ := c.writers.written()
+			c.t.Errorf("nothing moves: %d events committed, %d have arrived", n, c.seen.arrived())
+		}
 		if !victim.hasEnded() {
 			if at != pointRandom {
 				at = "quiet"
