@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"strconv"
@@ -14,6 +15,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/outrider-dev/outrider"
+	"github.com/outrider-dev/outrider/migrate"
 	"github.com/outrider-dev/outrider/outriderpgx"
 	"github.com/outrider-dev/outrider/pgstore"
 	"github.com/outrider-dev/outrider/relay"
@@ -310,11 +312,11 @@ func writersSide(ctx context.Context, e env, events, bell bool) (sample, error) 
 	}
 	if events {
 		if bell {
-			st, err := pgstore.Open(ctx, pgstore.Config{DSN: d.dsn})
+			db, err := sql.Open("pgx", d.dsn)
 			if err != nil {
 				return sample{}, err
 			}
-			if err := errors.Join(st.InstallDoorbell(ctx), st.Close()); err != nil {
+			if err := errors.Join(migrate.Doorbell(ctx, db, true), db.Close()); err != nil {
 				return sample{}, err
 			}
 		}

@@ -176,12 +176,12 @@ func (s *Store) destinationStatus(ctx context.Context, name string) (store.Desti
 }
 
 // heldPending counts successors of held keys that their leases have passed, up
-// to a cap, and gives the age of the oldest whose key is free.
+// to a cap, and gives the age of the oldest.
 func (s *Store) heldPending(ctx context.Context, name string) (int64, *float64, error) {
 	var n int64
 	var oldest *float64
 	err := s.pool.QueryRow(ctx, `
-		select count(*), extract(epoch from clock_timestamp() - min(created_at) filter (where head is null))::float8 from (
+		select count(*), extract(epoch from clock_timestamp() - min(created_at))::float8 from (
 			select h.head, p.created_at from outbox_held_keys h
 			join outbox_leases l on l.destination = h.destination and ((l.lanes >> h.lane::int) & 1) = 1
 			cross join lateral (

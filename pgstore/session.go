@@ -73,6 +73,17 @@ func (s *Store) checkSchema(ctx context.Context) error {
 	if err := migrate.Check(ctx, db, migrate.Options{Dialect: outrider.Postgres}); err != nil {
 		return fmt.Errorf("pgstore: %w", err)
 	}
+	if !s.cfg.Doorbell {
+		return nil
+	}
+	var there bool
+	if err := s.pool.QueryRow(ctx, `select to_regclass('outbox_doorbell') is not null`).Scan(&there); err != nil {
+		return fmt.Errorf("pgstore: %w", err)
+	}
+	if !there {
+		return outrider.WithHint(errors.New("pgstore: the doorbell is to be used, and its trigger is not there"),
+			"make it with: outrider migrate doorbell on --db DSN")
+	}
 	return nil
 }
 
@@ -234,7 +245,7 @@ func (ses *session) renew(ctx context.Context, ids []int64) (map[int64]int64, in
 		update outbox_leases l set expires_at = clock_timestamp() + $3 * interval '1 microsecond'
 		from due where l.lease = due.lease`, ids, ses.lock, ttl)
 	b.Queue(`
-		update outbox_relays set expires_at = clock_timestamp() + $2 * interval '1 microsecond'
+		update outbox_relays set seen_at = clock_timestamp(), expires_at = clock_timestamp() + $2 * interval '1 microsecond'
 		where lock = $1 and expires_at < clock_timestamp() + $2 * interval '0.67 microseconds'`, ses.lock, ttl)
 	held := map[int64]int64{}
 	b.Queue(`select lease, epoch from outbox_leases where lease = any($1) and owner_lock = $2`, ids, ses.lock).
@@ -319,13 +330,12 @@ func (ses *session) Leave(ctx context.Context) error {
 		return nil
 	}
 	// What is still held is over at once, and for whoever takes it over it is
-	// as after a death.
-	_, err := ses.conn.Exec(ctx, `
+	// as after a death. Not on the session's own connection: that may be what
+	// it leaves for.
+	_, err := ses.st.pool.Exec(ctx, `
 		with gone as (delete from outbox_relays where lock = $1)
 		update outbox_leases set expires_at = '-infinity' where owner_lock = $1`, ses.lock)
-	if cerr := ses.conn.Close(ctx); err == nil {
-		err = cerr
-	}
+	_ = ses.conn.Close(ctx)
 	if err != nil {
 		return fmt.Errorf("pgstore: leave: %w", err)
 	}

@@ -43,8 +43,8 @@ type Config struct {
 	// IdlePoll is how far that backs off when none come. 0: 25 ms.
 	IdlePoll time.Duration
 
-	// Doorbell listens for the trigger that `outrider migrate` can install,
-	// and polls only as a safety net while idle.
+	// Doorbell listens for the trigger that `outrider migrate doorbell on`
+	// makes, and polls only as a safety net while idle.
 	Doorbell bool
 
 	// PartitionSize is how many ids a partition holds. 0: 10,000,000.

@@ -29,8 +29,9 @@ func (s *Store) Watch(ctx context.Context, notify func()) error {
 type poller struct {
 	s      *Store
 	notify func()
-	last   string
-	quiet  int // looks since something changed
+	id     int64  // the sequence's last value
+	snap   string // what was committed
+	quiet  int    // looks since an event was written
 	wait   time.Duration
 }
 
@@ -38,18 +39,22 @@ type poller struct {
 const quietLooks = 250
 
 func (p *poller) once(ctx context.Context) {
-	mark, err := p.s.mark(ctx)
-	switch {
-	case err != nil:
+	id, snap, err := p.s.mark(ctx)
+	if err != nil {
 		p.wait = p.s.cfg.IdlePoll
 		p.notify() // whoever asks next finds out what is wrong
 		return
-	case mark != p.last:
-		p.last, p.quiet = mark, 0
-		p.notify()
-	default:
-		p.quiet++
 	}
+	p.quiet++
+	if id != p.id {
+		p.quiet = 0
+	}
+	// Snapshots change with anything that goes on in the cluster: a reason to
+	// look, and none to hurry.
+	if id != p.id || snap != p.snap {
+		p.notify()
+	}
+	p.id, p.snap = id, snap
 	p.wait = p.s.cfg.BusyPoll
 	if p.quiet > quietLooks {
 		p.wait = min(p.s.cfg.IdlePoll, p.s.cfg.BusyPoll*time.Duration(1+(p.quiet-quietLooks)/10))
@@ -57,12 +62,11 @@ func (p *poller) once(ctx context.Context) {
 }
 
 // mark changes with every commit that may have brought an event.
-func (s *Store) mark(ctx context.Context) (string, error) {
+func (s *Store) mark(ctx context.Context) (id int64, snap string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	var mark string
-	err := s.pool.QueryRow(ctx, `select last_value || ' ' || pg_current_snapshot() from outbox_events_id_seq`).Scan(&mark)
-	return mark, err
+	err = s.pool.QueryRow(ctx, `select last_value, pg_current_snapshot()::text from outbox_events_id_seq`).Scan(&id, &snap)
+	return id, snap, err
 }
 
 // watchDoorbell sleeps until a writer rings, once everything has been quiet for
@@ -118,13 +122,14 @@ func (s *Store) sleepUntilRung(ctx context.Context, poll *poller) error {
 			return err
 		}
 		for {
-			poll.once(ctx)
-			if poll.quiet == 0 {
-				return s.lowerFlag(ctx, conn)
-			}
+			// In this order: what has ended by now is seen by the look.
 			var xmin uint64
 			if err := conn.QueryRow(ctx, `select pg_snapshot_xmin(pg_current_snapshot())`).Scan(&xmin); err != nil {
 				return err
+			}
+			poll.once(ctx)
+			if poll.quiet == 0 {
+				return s.lowerFlag(ctx, conn)
 			}
 			if xmin >= open.xmax {
 				break

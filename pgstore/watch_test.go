@@ -2,10 +2,14 @@ package pgstore_test
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/outrider-dev/outrider"
+	"github.com/outrider-dev/outrider/migrate"
 	"github.com/outrider-dev/outrider/pgstore"
+	"github.com/outrider-dev/outrider/store"
 )
 
 // rung counts the notifications of a Watch that runs until the test ends.
@@ -56,7 +60,7 @@ func TestDoorbell(t *testing.T) {
 	s, db := open(t, pgstore.Config{Doorbell: true, BusyPoll: 100 * time.Microsecond, IdlePoll: time.Millisecond})
 	ctx := context.Background()
 	for range 2 { // idempotent
-		if err := s.InstallDoorbell(ctx); err != nil {
+		if err := migrate.Doorbell(ctx, db, true); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -94,8 +98,12 @@ func TestDoorbell(t *testing.T) {
 		t.Fatal(err)
 	}
 	heard(t, c, "a transaction that was open when the flag went up")
-	if err := s.RemoveDoorbell(ctx); err != nil {
+	if err := migrate.Doorbell(ctx, db, false); err != nil {
 		t.Fatal(err)
+	}
+	_, err = s.Join(ctx, store.JoinParams{Relay: "r", TTL: time.Minute, Grace: time.Second})
+	if err == nil || !strings.Contains(outrider.Hint(err), "migrate doorbell on") {
+		t.Errorf("join without the trigger: %v, hint %q", err, outrider.Hint(err))
 	}
 }
 

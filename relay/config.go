@@ -47,7 +47,7 @@ type Config struct {
 
 	// Grace is how long after the end of its owner's connection a lease is
 	// taken over. Leases are renewed four times as often; a relay that could
-	// not renew for 0.6 of it stops sending until it can. 0: 2 s. At most
+	// not renew for 0.6 of it stops sending until it can. 0: 1 s. At most
 	// LeaseTTL.
 	Grace time.Duration
 
@@ -205,7 +205,7 @@ func (c Config) withDefaults() Config {
 	def(&c.Logger, slog.Default())
 	def(&c.Gate, processGate)
 	def(&c.LeaseTTL, 15*time.Second)
-	def(&c.Grace, min(2*time.Second, c.LeaseTTL))
+	def(&c.Grace, min(time.Second, c.LeaseTTL))
 	def(&c.MaxRecords, 5000)
 	def(&c.MaxBytes, 16<<20)
 	def(&c.KeyShare, max(1, c.MaxRecords/5))

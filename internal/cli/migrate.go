@@ -16,6 +16,7 @@ type migrateCmd struct {
 	Up     migrateUpCmd     `cmd:"" help:"Make the tables, or bring them up to this version."`
 	Status migrateStatusCmd `cmd:"" help:"Which migrations are applied, and whether somebody changed the tables."`
 	Down   migrateDownCmd   `cmd:"" help:"Remove the tables. Refuses while they hold events."`
+	Bell   migrateBellCmd   `cmd:"" name:"doorbell" help:"Make or remove the trigger that wakes sleeping relays (PostgreSQL, optional)."`
 	SQL    migrateSQLCmd    `cmd:"" name:"sql" help:"Print the statements, and the INSERT that enqueues an event."`
 }
 
@@ -236,4 +237,25 @@ func (c *migrateSQLCmd) Run(a *app) error {
 	}
 	_, err = fmt.Fprintf(a.out, "%s-- next: outrider migrate status --db DSN\n", ddl)
 	return err
+}
+
+type migrateBellCmd struct {
+	schema
+	State string `arg:"" enum:"on,off" help:"on makes it, off removes it."`
+}
+
+func (c *migrateBellCmd) Run(a *app) error {
+	return c.existing(a, func(src config.Source, _ migrate.Options, db migrateDB) error {
+		if src.Postgres == nil {
+			return usagef("the doorbell is for PostgreSQL; SQLite has no notifications")
+		}
+		if err := migrate.Doorbell(a.ctx, db, c.State == "on"); err != nil {
+			return err
+		}
+		next := "relays use it with `doorbell: true` in their source's settings"
+		if c.State == "off" {
+			next = "relays poll; take `doorbell: true` out of their source's settings"
+		}
+		return a.print(map[string]string{"doorbell": c.State}, func(w io.Writer) { fmt.Fprintf(w, "the doorbell is %s\n", c.State) }, next)
+	})
 }

@@ -80,7 +80,7 @@ type Relay struct {
 
 	// How long after the end of its owner's connection a lease is taken over.
 	// At most lease_ttl.
-	Grace time.Duration `yaml:"grace" default:"2s" min:"100ms" max:"10m"`
+	Grace time.Duration `yaml:"grace" default:"1s" min:"100ms" max:"10m"`
 
 	// Events in one claim at most.
 	MaxRecords int `yaml:"max_records" default:"5000" min:"1" max:"100000"`
