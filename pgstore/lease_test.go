@@ -1,14 +1,19 @@
 package pgstore_test
 
 import (
+	"bytes"
 	"context"
 	"database/sql"
 	"errors"
 	"fmt"
+	"net/url"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/outrider-dev/outrider"
+	"github.com/outrider-dev/outrider/internal/faults"
+	"github.com/outrider-dev/outrider/internal/testdb"
 	"github.com/outrider-dev/outrider/pgstore"
 	"github.com/outrider-dev/outrider/store"
 )
@@ -30,7 +35,10 @@ func joined(t testing.TB, s *pgstore.Store, lanes int) *person {
 	}
 	t.Cleanup(func() { _ = ses.Leave(context.Background()) })
 	p := &person{t: t, Session: ses}
-	for p.lease.Lanes == 0 { // the grace passes
+	for end := time.Now().Add(time.Minute); p.lease.Lanes == 0; { // the grace passes
+		if time.Now().After(end) {
+			t.Fatal("no lanes can be acquired")
+		}
 		if leases := p.acquire(lanes); len(leases) > 0 {
 			p.lease = leases[0]
 		}
@@ -191,5 +199,161 @@ func TestEmptyPageBetweenPagesInHandAtADeath(t *testing.T) {
 		c := p.claim(one, want)
 		p.commit(nil, c)
 		p.commit([]store.Settlement{settled(c, store.Published)})
+	}
+}
+
+// behindProxy is an outbox whose answers can be lost.
+func behindProxy(t testing.TB) (*pgstore.Store, *sql.DB, *faults.Proxy) {
+	t.Helper()
+	u, err := url.Parse(testdb.Postgres(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := faults.NewProxy(t, u.Host)
+	u.Host = proxy.Addr()
+	s, db := open(t, pgstore.Config{DSN: u.String()})
+	return s, db, proxy
+}
+
+// loseCommit loses the answer to the next commit of a transaction.
+func loseCommit(p *faults.Proxy) {
+	p.LoseAnswer(func(b []byte) bool { return b[0] == 'Q' && bytes.Contains(b, []byte("commit\x00")) })
+}
+
+// One lane is a; the others' events are not its business.
+func lane(key string) store.LaneSet { return 1 << outrider.Lane(key) }
+
+// Lanes that were given back are not worked on because nobody heard that they
+// were: somebody else has them.
+func TestLostAnswerOfARelease(t *testing.T) {
+	s, db, proxy := behindProxy(t)
+	p := joined(t, s, 64)
+	loseCommit(proxy)
+	if _, err := p.Release(t.Context(), p.lease, lane("a")); err == nil {
+		t.Fatal("the answer was not lost")
+	}
+	other := joined(t, s, 64)
+	if other.lease.Lanes != ^lane("a") {
+		t.Fatalf("lanes %x were given back, want %x", other.lease.Lanes, ^lane("a"))
+	}
+	insert(t, db, "a", "a1")
+	insert(t, db, "b", "b1")
+	c, err := p.Claim(t.Context(), store.ClaimParams{Lease: p.lease, MaxRecords: 10, MaxBytes: 100})
+	if err != nil || len(c.Records) != 1 || c.Records[0].Key != "a" || c.Lease.Lanes != lane("a") {
+		t.Fatalf("claim: %+v, %v; want the event of the lane that was kept", c, err)
+	}
+	p.Forget(c)
+	left, err := p.Release(t.Context(), p.lease, lane("a"))
+	if err != nil || left.Lanes != lane("a") {
+		t.Fatalf("the same release again: %+v, %v", left, err)
+	}
+	other.claim(store.ClaimParams{}, "b1")
+	var n int
+	if err := db.QueryRowContext(t.Context(), `select count(*) from outbox_leases`).Scan(&n); err != nil || n != 2 {
+		t.Errorf("%d leases, %v; want 2", n, err)
+	}
+}
+
+// Leases that were joined are one, whoever has heard it, and the first write
+// behind it is not taken for one that had been done.
+func TestLostAnswerOfAMerge(t *testing.T) {
+	s, db, proxy := behindProxy(t)
+	p := joined(t, s, 32)
+	a, b := p.lease, p.acquire(32)[0]
+	loseCommit(proxy)
+	if _, _, err := p.Session.(store.Merger).Merge(t.Context(), b, a); err == nil {
+		t.Fatal("the answer was not lost")
+	}
+	insert(t, db, "a", "a1")
+	insert(t, db, "b", "b1")
+	p.lease = store.Lease{ID: b.ID, Destination: b.Destination, Epoch: b.Epoch}
+	c, err := p.Claim(t.Context(), store.ClaimParams{Lease: b, MaxRecords: 10, MaxBytes: 100})
+	if err != nil || len(c.Records) != 2 {
+		t.Fatalf("claim: %+v, %v; want the events of all lanes", c, err)
+	}
+	p.commit(nil, c)
+	p.commit([]store.Settlement{settled(c, store.Waiting, store.Published)})
+	if _, err := p.Claim(t.Context(), store.ClaimParams{Lease: a, MaxRecords: 10, MaxBytes: 100}); !errors.Is(err, store.ErrFenced) {
+		t.Errorf("claim of the lease that is gone: %v, want ErrFenced", err)
+	}
+	if l, ok, err := p.Session.(store.Merger).Merge(t.Context(), b, a); err != nil || !ok || l.ID != b.ID || l.Lanes != store.AllLanes {
+		t.Errorf("the same merge again: %+v, %v, %v", l, ok, err)
+	}
+	p.claim(store.ClaimParams{Kind: store.Due}, "a1")
+}
+
+// Leases that were acquired without an answer are free for the one who asks
+// again, instead of nobody's until they expire.
+func TestLostAnswerOfAnAcquire(t *testing.T) {
+	s, _, proxy := behindProxy(t)
+	p := joined(t, s, 8)
+	loseCommit(proxy)
+	if _, err := p.Acquire(t.Context(), store.AcquireParams{Destination: "main", Lanes: 56}); err == nil {
+		t.Fatal("the answer was not lost")
+	}
+	if l := p.acquire(64); len(l) != 1 || l[0].Lanes.Len() != 56 {
+		t.Fatalf("acquired %+v, want the 56 lanes", l)
+	}
+	if l := p.acquire(64); len(l) != 0 {
+		t.Fatalf("acquired %+v, which it has already", l)
+	}
+}
+
+// What a Due claim holds is in nobody's hand when its answer was lost,
+// whichever of its requests that was.
+func TestLostAnswerOfADueClaim(t *testing.T) {
+	s, db, proxy := behindProxy(t)
+	p := joined(t, s, 64)
+	written := 0
+	for i := range 8 {
+		name := fmt.Sprintf("a%d", i)
+		insert(t, db, name, name)
+		c := p.claim(store.ClaimParams{}, name)
+		p.commit(nil, c)
+		p.commit([]store.Settlement{settled(c, store.Waiting)})
+		n := 0
+		proxy.LoseAnswer(func([]byte) bool { n++; return n == i })
+		c, err := p.Claim(t.Context(), store.ClaimParams{Lease: p.lease, Kind: store.Due, MaxRecords: 10, MaxBytes: 100})
+		proxy.LoseAnswer(nil)
+		if err != nil {
+			var state string
+			if err := db.QueryRowContext(t.Context(), `select max(state) from outbox_exceptions`).Scan(&state); err != nil {
+				t.Fatal(err)
+			}
+			if state == "PUBLISHING" {
+				written++
+			}
+			c = p.claim(store.ClaimParams{Kind: store.Due}, name)
+		}
+		p.commit(nil, c)
+		p.commit([]store.Settlement{settled(c, store.Published)})
+	}
+	if written == 0 {
+		t.Error("no claim was written whose answer was lost")
+	}
+}
+
+// A Due claim holds no more than it may, however many keys wait.
+func TestDueClaimOfManyHeldKeys(t *testing.T) {
+	s, db := open(t, pgstore.Config{})
+	keys := []string{"a", "b", "c", "d", "e"}
+	for _, k := range keys {
+		insert(t, db, k, k+"1", k+"2")
+	}
+	p := joined(t, s, 64)
+	c, err := p.Claim(t.Context(), store.ClaimParams{Lease: p.lease, MaxRecords: 10, MaxBytes: 1000, KeyShare: 1})
+	if err != nil || len(c.Records) != len(keys) {
+		t.Fatalf("claim: %+v, %v", c, err)
+	}
+	p.commit(nil, c)
+	p.commit([]store.Settlement{settled(c, slices.Repeat([]store.State{store.Published}, len(keys))...)})
+	for left := len(keys); left > 0; {
+		c, err := p.Claim(t.Context(), store.ClaimParams{Lease: p.lease, Kind: store.Due, MaxRecords: 2, MaxBytes: 1000})
+		if err != nil || len(c.Records) == 0 || len(c.Records) > 2 {
+			t.Fatalf("%d records, %v; asked for 2", len(c.Records), err)
+		}
+		left -= len(c.Records)
+		p.commit(nil, c)
+		p.commit([]store.Settlement{settled(c, slices.Repeat([]store.State{store.Published}, len(c.Records))...)})
 	}
 }

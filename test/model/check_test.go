@@ -81,6 +81,11 @@ func (v *view) gaveUp(id string) {
 	v.gone[id] = true
 }
 
+// outside reports whether an event has no place in the order of its key.
+func (v *view) outside(r outrider.Record) bool {
+	return r.Unordered || !r.AvailableAt.IsZero() || v.loose[r.ID]
+}
+
 func (v *view) died(id string) { v.starts[id]++ }
 
 // unhappy are the events that an operator may act on.
@@ -151,7 +156,7 @@ func (m *machine) checkBeside(h *holding, c *store.Claim) {
 			m.fatalf("event %s is twice in a claim", short(r.ID))
 		}
 		ids[r.ID] = true
-		if !r.Unordered {
+		if !h.view().outside(r) {
 			ordered[r.Key] = true
 		}
 	}
@@ -170,7 +175,7 @@ func (m *machine) checkBeside(h *holding, c *store.Claim) {
 				if ids[r.ID] {
 					m.fatalf("event %s is in two claims: %v, %v", short(r.ID), &work{claim: c}, w)
 				}
-				if ordered[r.Key] && (c.Kind == store.Due || w.claim.Kind == store.Due || w.settled) {
+				if ordered[r.Key] && !h.view().outside(r) && (c.Kind == store.Due || w.claim.Kind == store.Due || w.settled) {
 					m.fatalf("key %q is in two claims: %v, %v", r.Key, &work{claim: c}, w)
 				}
 			}

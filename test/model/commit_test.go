@@ -30,7 +30,7 @@ func (m *machine) commit(t *rapid.T) {
 func (m *machine) busy() []*holding {
 	var out []*holding
 	for _, h := range m.held() {
-		if len(h.inHand()) > 0 {
+		if len(h.inHand()) > 0 && h.moving == nil {
 			out = append(out, h)
 		}
 	}
@@ -216,7 +216,7 @@ func (m *machine) committed(h *holding, c *commit) {
 
 // workOn takes one lease a whole round on: claim, start, send, settle.
 func (m *machine) workOn(t *rapid.T) {
-	h := pick(t, "lease", m.held())
+	h := m.lease(t)
 	if h.lost != nil {
 		m.try(h, h.lost, false)
 		return

@@ -12,7 +12,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -39,6 +41,8 @@ type machine struct {
 	dests  []string
 	views  map[string]*view
 
+	trace  []string
+	losing bool          // the next answer
 	now    time.Duration // that the model has let pass
 	events int
 	joined int
@@ -59,6 +63,7 @@ type relay struct {
 	name     string
 	s        store.Session
 	dead     bool // killed: its process goes on until it finds out
+	cut      bool // an answer on its own connection was lost, and the connection with it
 	left     bool
 	holdings []*holding
 }
@@ -134,10 +139,23 @@ func (m *machine) end() {
 	}
 }
 
-func (m *machine) logf(format string, args ...any) { m.t.Logf(format, args...) }
+func (m *machine) logf(format string, args ...any) {
+	m.t.Logf(format, args...)
+	m.trace = append(m.trace, fmt.Sprintf(format, args...))
+}
 
+// fatalf ends the run. Shrinking may lose a failure that depends on more than
+// the walk, such as time on a real server: the first one is kept in the file that
+// OUTRIDER_MODEL_TRACE names.
 func (m *machine) fatalf(format string, args ...any) {
 	m.t.Helper()
+	m.logf(format, args...)
+	if name := os.Getenv("OUTRIDER_MODEL_TRACE"); name != "" {
+		if f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644); err == nil {
+			_, _ = f.WriteString(strings.Join(m.trace, "\n") + "\n")
+			_ = f.Close()
+		}
+	}
 	m.t.Fatalf(format, args...)
 }
 
@@ -277,16 +295,41 @@ func (m *machine) acquire(t *rapid.T) {
 	r := pick(t, "relay", m.alive())
 	d := pick(t, "destination", m.dests)
 	lanes := rapid.SampledFrom([]int{64, 64, 64, 40, 8, 1}).Draw(t, "lanes")
+	m.maybeLose(t, r)
 	m.take(r, d, lanes)
+}
+
+// maybeLose lets the answer of what is asked next be lost, now and then.
+func (m *machine) maybeLose(t *rapid.T, r *relay) {
+	if m.loseAny && chance(t, "lose answer", 10) {
+		m.losing = true
+		m.lose(r.s)
+	}
+}
+
+// calmed reports whether the answer to what was asked just now may be lost.
+func (m *machine) calmed() bool {
+	was := m.losing
+	if m.calm != nil {
+		m.calm()
+	}
+	m.losing = false
+	return was
 }
 
 // take acquires, and sees to it that nobody's lease was taken that lives.
 func (m *machine) take(r *relay, d string, lanes int) {
 	m.t.Helper()
 	got, err := r.s.Acquire(m.ctx, store.AcquireParams{Destination: d, Lanes: lanes})
+	if m.calmed() && err != nil {
+		m.logf("  %s acquires lanes of %s: %v", r.name, d, err)
+		r.cut = true
+		return
+	}
 	if err != nil {
 		m.fatalf("%s: acquire: %v", r.name, err)
 	}
+	r.cut = false
 	n := 0
 	for _, l := range got {
 		m.logf("  %s acquires lease %d/%d lanes %x of %s", r.name, l.ID, l.Epoch, l.Lanes, d)
@@ -296,6 +339,9 @@ func (m *machine) take(r *relay, d string, lanes int) {
 		}
 		for h := range m.holdings() {
 			if h.over || h.taken || h.lease.Destination != d || h.lease.Lanes&l.Lanes == 0 {
+				continue
+			}
+			if h.moving != nil && h.moving.free(l.Lanes) {
 				continue
 			}
 			if !h.mayBeTaken() {
@@ -329,8 +375,11 @@ func (m *machine) renewOf(r *relay) {
 	if err != nil {
 		m.fatalf("%s: renew: %v", r.name, err)
 	}
+	r.cut = false
 	for _, h := range held {
 		switch lost := slices.Contains(a.Lost, h.lease.ID); {
+		case lost && h.moving != nil && !h.taken:
+			h.arrive(0)
 		case lost && !h.taken:
 			m.fatalf("%s: lease %d is lost, and nobody has taken it", r.name, h.lease.ID)
 		case !lost && h.taken:
@@ -442,7 +491,7 @@ func (m *machine) skipOf(op store.Operator, d, id string) {
 
 // idle polls whatever is held, and lets go of what comes.
 func (m *machine) idle(t *rapid.T) {
-	h := pick(t, "lease", m.held())
+	h := m.lease(t)
 	for range 2 {
 		for _, kind := range []store.Kind{store.Fresh, store.Due} {
 			c, err := h.ask(store.ClaimParams{Kind: kind, MaxRecords: 5, MaxBytes: 1 << 20})

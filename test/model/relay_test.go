@@ -27,9 +27,10 @@ type holding struct {
 	// settled yet: what is claimed until then stops as well.
 	holds map[string]*work
 
-	lost  *commit // whose answer was lost; it is repeated before anything else
-	taken bool    // somebody else has lanes of it: nothing counts any more
-	over  bool    // given back, or known to be taken
+	moving *move   // likewise
+	lost   *commit // whose answer was lost; it is repeated before anything else
+	taken  bool    // somebody else has lanes of it: nothing counts any more
+	over   bool    // given back, or known to be taken
 }
 
 // state of a record in hand.
@@ -88,9 +89,20 @@ func (m *machine) held() []*holding {
 	return out
 }
 
+// lease draws one to work on. A call under it that had no answer is repeated
+// first.
+func (m *machine) lease(t *rapid.T) *holding {
+	h := pick(t, "lease", m.held())
+	if h.moving != nil && (len(h.inHand()) > 0 || chance(t, "repeat", 2)) {
+		h.repeat()
+		t.SkipNow()
+	}
+	return h
+}
+
 // mayBeTaken reports whether others may take the lease over.
 func (h *holding) mayBeTaken() bool {
-	return h.r.dead || h.r.left || h.r.m.now >= h.renewed+ttl
+	return h.r.dead || h.r.cut || h.r.left || h.r.m.now >= h.renewed+ttl
 }
 
 // again reports whether the relay itself has acquired the lease anew since.
@@ -152,6 +164,17 @@ func (h *holding) ask(p store.ClaimParams) (*store.Claim, error) {
 	m := h.r.m
 	p.Lease = h.lease
 	c, err := h.r.s.Claim(m.ctx, p)
+	if m.calmed() && err != nil && !errors.Is(err, store.ErrFenced) {
+		m.logf("  claim of lease %d: %v", h.lease.ID, err)
+		return &store.Claim{}, nil
+	}
+	if h.moving != nil && errors.Is(err, store.ErrFenced) {
+		h.arrive(0)
+		return &store.Claim{}, nil
+	}
+	if err == nil && h.moving != nil {
+		h.arrive(c.Lease.Lanes)
+	}
 	if err == nil {
 		m.checkClaim(h, p, c)
 	}
@@ -170,7 +193,7 @@ func params(t *rapid.T, kind store.Kind) store.ClaimParams {
 }
 
 func (m *machine) claim(t *rapid.T) {
-	h := pick(t, "lease", m.held())
+	h := m.lease(t)
 	kind := store.Fresh
 	if chance(t, "due", 2) {
 		kind = store.Due
@@ -178,7 +201,9 @@ func (m *machine) claim(t *rapid.T) {
 	if kind == store.Fresh && len(h.fresh) >= 3 || kind == store.Due && len(h.due) >= 2 {
 		t.SkipNow()
 	}
-	m.claimOf(h, params(t, kind))
+	p := params(t, kind)
+	m.maybeLose(t, h.r)
+	m.claimOf(h, p)
 }
 
 // claimOf claims and keeps what comes.
@@ -278,7 +303,7 @@ func (m *machine) send(t *rapid.T) {
 func (m *machine) sendable() []*work {
 	var out []*work
 	for h := range m.holdings() {
-		if h.over || h.lost != nil {
+		if h.over || h.lost != nil || h.moving != nil {
 			continue
 		}
 		for _, w := range slices.Concat(h.fresh, h.due) {
@@ -408,7 +433,7 @@ func (m *machine) resolve(t *rapid.T) {
 
 // forget abandons claims that were not started.
 func (m *machine) forget(t *rapid.T) {
-	h := pick(t, "lease", m.held())
+	h := m.lease(t)
 	if h.lost != nil {
 		t.SkipNow()
 	}
@@ -429,20 +454,53 @@ func (m *machine) forget(t *rapid.T) {
 
 // release gives back a lease, whatever is in hand, or a part of one.
 func (m *machine) release(t *rapid.T) {
-	h := pick(t, "lease", m.held())
-	if h.lost != nil {
+	h := m.lease(t)
+	if h.lost != nil || h.moving != nil {
 		t.SkipNow()
 	}
 	keep := store.LaneSet(0)
 	if len(h.inHand()) == 0 {
 		keep = h.lease.Lanes & rapid.SampledFrom([]store.LaneSet{0, 0xffff, 0x5555555555555555, ^store.LaneSet(0xff)}).Draw(t, "keep")
 	}
-	m.logf("  %s releases lease %d but for lanes %x", h.r.name, h.lease.ID, keep)
+	m.maybeLose(t, h.r)
+	m.releaseOf(h, keep)
+}
+
+// move is a Release or a Merge whose answer was lost, and is repeated before
+// anything else is done with the lease.
+type move struct {
+	keep  store.LaneSet // Release
+	other *holding      // Merge: the lease that is to be joined into this one,
+	into  *holding      // or the one that this is to be joined into
+}
+
+// free reports whether lanes have been given back if the move took effect.
+func (x *move) free(lanes store.LaneSet) bool {
+	return x.other == nil && x.into == nil && lanes&x.keep == 0
+}
+
+func (m *machine) releaseOf(h *holding, keep store.LaneSet) {
+	m.t.Helper()
+	again := h.moving != nil
 	left, err := h.r.s.Release(m.ctx, h.lease, keep)
-	if err != nil {
+	m.logf("  %s releases lease %d but for lanes %x: %v", h.r.name, h.lease.ID, keep, err)
+	lost := m.calmed()
+	switch {
+	case errors.Is(err, store.ErrFenced) && again && keep == 0:
+		h.abandon()
+		h.drop()
+		return
+	case err != nil && lost && !errors.Is(err, store.ErrFenced):
+		h.moving = &move{keep: keep}
+		return
+	case err != nil:
 		m.refused(h, "release", err)
 		return
+	case h.taken && again:
+		h.drop()
+		return
 	}
+	h.moving = nil
 	if h.taken && keep != h.lease.Lanes {
 		m.fatalf("%s: lease %d was released, and somebody else has it", h.r.name, h.lease.ID)
 	}
@@ -463,7 +521,7 @@ func (m *machine) merge(t *rapid.T) {
 	for _, r := range m.relays {
 		var free []*holding
 		for _, h := range r.holdings {
-			if !h.over && h.lost == nil && len(h.inHand()) == 0 {
+			if !h.over && h.lost == nil && h.moving == nil && len(h.inHand()) == 0 {
 				free = append(free, h)
 			}
 		}
@@ -485,24 +543,72 @@ func (m *machine) merge(t *rapid.T) {
 	if chance(t, "swap", 2) {
 		a, b = b, a
 	}
+	m.maybeLose(t, a.r)
 	m.mergeOf(mg, a, b)
 }
 
 func (m *machine) mergeOf(mg store.Merger, a, b *holding) {
 	m.t.Helper()
+	again := a.moving != nil
 	l, ok, err := mg.Merge(m.ctx, a.lease, b.lease)
 	m.logf("  merge of leases %d and %d: %v, %v", a.lease.ID, b.lease.ID, ok, err)
+	lost := m.calmed()
 	switch {
 	case errors.Is(err, store.ErrFenced) && (a.taken || b.taken):
+		a.moving, b.moving = nil, nil
+	case err != nil && lost && !errors.Is(err, store.ErrFenced):
+		a.moving, b.moving = &move{other: b}, &move{into: a}
 	case err != nil:
 		m.fatalf("merge: %v", err)
-	case ok && (a.taken || b.taken):
+	case ok && (a.taken || b.taken) && !again:
 		m.fatalf("leases were merged of which somebody else has one")
 	case ok:
-		if l.Lanes != a.lease.Lanes|b.lease.Lanes {
-			m.fatalf("merge of lanes %x and %x gives %x", a.lease.Lanes, b.lease.Lanes, l.Lanes)
+		if l.Lanes != a.lease.Lanes|b.lease.Lanes || l.ID != a.lease.ID {
+			m.fatalf("merge of %+v and %+v gives %+v", a.lease, b.lease, l)
 		}
-		a.lease = l
+		a.lease, a.moving = l, nil
 		b.drop()
+	default:
+		a.moving, b.moving = nil, nil
+	}
+}
+
+// repeat asks once more what had no answer.
+func (h *holding) repeat() {
+	m := h.r.m
+	switch x := h.moving; {
+	case x.into != nil:
+		x.into.repeat()
+	case x.other != nil:
+		m.mergeOf(h.r.s.(store.Merger), h, x.other)
+	default:
+		m.releaseOf(h, x.keep)
+	}
+}
+
+// arrive notes what is left of a lease, as it shows without a call having been
+// repeated. No lanes: it is gone.
+func (h *holding) arrive(left store.LaneSet) {
+	x := h.moving
+	if x == nil {
+		return
+	}
+	h.moving = nil
+	switch {
+	case x.into != nil && left == 0: // joined
+		x.into.lease.Lanes |= h.lease.Lanes
+		x.into.moving = nil
+	case x.into != nil:
+		x.into.moving = nil
+	case x.other != nil && left != h.lease.Lanes: // joined
+		x.other.drop()
+		h.lease.Lanes = left
+	case x.other != nil:
+		x.other.moving = nil
+	case left == x.keep:
+		h.lease.Lanes = left
+	}
+	if left == 0 {
+		h.drop()
 	}
 }

@@ -34,6 +34,8 @@ type subject struct {
 	// be lost; calm ends that if nothing was asked. nil: not possible.
 	lose func(s store.Session)
 	calm func()
+	// loseAny: answers of Acquire, Claim, Release and Merge can be lost too.
+	loseAny bool
 }
 
 // maker makes an empty subject for each run.
