@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"net/url"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -356,4 +358,33 @@ func TestDueClaimOfManyHeldKeys(t *testing.T) {
 		p.commit(nil, c)
 		p.commit([]store.Settlement{settled(c, slices.Repeat([]store.State{store.Published}, len(c.Records))...)})
 	}
+}
+
+// What others raise while a relay joins is no sign of a restored cluster.
+func TestJoinBesideWork(t *testing.T) {
+	s, db := open(t, pgstore.Config{})
+	p := joined(t, s, 64)
+	var wg sync.WaitGroup
+	var left atomic.Int64
+	left.Store(200)
+	for range 4 {
+		wg.Go(func() {
+			for left.Add(-1) > 0 {
+				ses, err := s.Join(t.Context(), store.JoinParams{Relay: "relay", TTL: time.Hour, Grace: time.Second})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				_ = ses.Leave(t.Context())
+			}
+		})
+	}
+	for i := 0; left.Load() > 0 && !t.Failed(); i++ {
+		name := fmt.Sprintf("a%d", i)
+		insert(t, db, name, name)
+		c := p.claim(store.ClaimParams{}, name)
+		p.commit(nil, c)
+		p.commit([]store.Settlement{settled(c, store.Published)})
+	}
+	wg.Wait()
 }

@@ -89,28 +89,32 @@ func (s *Store) checkSchema(ctx context.Context) error {
 
 // checkSource compares the cluster with the one that the positions belong to.
 func (s *Store) checkSource(ctx context.Context) error {
+	// What was seen is read first: others go on, and raise it meanwhile.
+	var seenSystem string
+	var seenXid, seenID uint64
+	err := s.pool.QueryRow(ctx, `
+		select system_identifier, seen_xid, greatest(seen_id, (select max(hi) from outbox_leases))
+		from outbox_source`).Scan(&seenSystem, &seenXid, &seenID)
+	first := errors.Is(err, pgx.ErrNoRows)
+	if err != nil && !first {
+		return privilegeError(fmt.Errorf("pgstore: outbox_source: %w", err))
+	}
 	var system string
 	var xid, lastID uint64
-	err := s.pool.QueryRow(ctx, `
+	err = s.pool.QueryRow(ctx, `
 		select (select system_identifier::text from pg_control_system()),
 		       pg_snapshot_xmax(pg_current_snapshot()),
 		       (select last_value from outbox_events_id_seq)`).Scan(&system, &xid, &lastID)
 	if err != nil {
 		return privilegeError(fmt.Errorf("pgstore: look at the cluster: %w", err))
 	}
-	var seenSystem string
-	var seenXid, seenID uint64
-	_, err = s.pool.Exec(ctx, `
-		insert into outbox_source (system_identifier, seen_xid, seen_id)
-		select $1, $2::xid8, $3 where not exists (select from outbox_source)
-		on conflict (only_row) do nothing`, system, xid, lastID)
-	if err == nil {
-		err = s.pool.QueryRow(ctx, `
-			select system_identifier, seen_xid, greatest(seen_id, (select max(hi) from outbox_leases))
-			from outbox_source`).Scan(&seenSystem, &seenXid, &seenID)
-	}
-	if err != nil {
-		return privilegeError(fmt.Errorf("pgstore: outbox_source: %w", err))
+	if first {
+		if _, err := s.pool.Exec(ctx, `
+			insert into outbox_source (system_identifier, seen_xid, seen_id) values ($1, $2::xid8, $3)
+			on conflict (only_row) do nothing`, system, xid, lastID); err != nil {
+			return privilegeError(fmt.Errorf("pgstore: outbox_source: %w", err))
+		}
+		return nil
 	}
 	switch {
 	case system != seenSystem:

@@ -342,6 +342,9 @@ func (m *machine) take(r *relay, d string, lanes int) {
 				continue
 			}
 			if h.moving != nil && h.moving.free(l.Lanes) {
+				if h.moving.keep == 0 { // or nothing was given back, and this is a death
+					h.loseToDeath()
+				}
 				continue
 			}
 			if !h.mayBeTaken() {
