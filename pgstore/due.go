@@ -285,14 +285,12 @@ func (l *lease) readDrains(ctx context.Context, p store.ClaimParams, d *due, sin
 	if p.KeyShare > 0 {
 		share = min(share, p.KeyShare)
 	}
-	for _, k := range keys {
-		if k.together > 0 { // in hand at a death: by itself, in pieces
-			if len(singles) > 0 {
-				return nil
-			}
-			keys, share = []*heldKey{k}, min(share, k.together)
-			break
+	if suspects, limit := suspected(keys); limit > 0 {
+		if len(singles) > 0 {
+			return nil
 		}
+		keys = suspects[:min(len(suspects), limit)]
+		share = min(share, max(1, limit/len(keys)))
 	}
 	var b pgx.Batch
 	found := make([][]row, len(keys))
@@ -341,6 +339,20 @@ func (l *lease) cutDrains(ctx context.Context, p store.ClaimParams, keys []*held
 		cuts[i], some = n, true
 	}
 	return cuts, nil
+}
+
+// suspected picks the keys that were in hand at a death, and says how many
+// records may go together.
+func suspected(keys []*heldKey) (suspects []*heldKey, limit int) {
+	for _, k := range keys {
+		if k.together > 0 {
+			suspects = append(suspects, k)
+			if limit == 0 || k.together < limit {
+				limit = k.together
+			}
+		}
+	}
+	return suspects, limit
 }
 
 // drainable picks held keys of which successors may be read now.

@@ -367,6 +367,9 @@ func (l *lease) handOut(ctx context.Context, p store.ClaimParams, pos position, 
 	l.read = after
 	l.open = append(l.open, f)
 	c.More = len(l.redo) > 0 || after.target != nil
+	if len(f.burst) > 0 {
+		c.NextDue = dueNow
+	}
 	return c, nil
 }
 

@@ -226,6 +226,7 @@ func (w *worker) committed(c *commit) {
 			w.wantDue = true // what it has freed may be due
 		} else {
 			w.fresh = slices.Delete(w.fresh, 0, 1)
+			w.wantDue = w.wantDue || k.claim.NextDue > 0 // what it held back
 		}
 		k.receipts.reset()
 		if k.asides > 0 {

@@ -214,7 +214,9 @@ type Claim struct {
 	More bool
 
 	// NextDue is, in a Due claim, when the next exception falls due that has
-	// not yet; 0: none is known.
+	// not yet; 0: none is known. A Fresh claim that held back what a key has
+	// beyond its share may set it, so that Due claims are asked for as soon
+	// as it is settled.
 	NextDue time.Duration
 
 	// Driver is the driver's own.
