@@ -62,7 +62,7 @@ func (ses *session) merged(ctx context.Context, l *lease, gone store.Lease) (sto
 	if err := l.resolve(ctx); err != nil {
 		return l.Lease, false, err
 	}
-	if gone.Lanes == 0 || gone.Lanes&^l.Lanes != 0 {
+	if gone.ID == l.ID || gone.Lanes == 0 || gone.Lanes&^l.Lanes != 0 {
 		return l.Lease, false, store.ErrFenced
 	}
 	return l.Lease, true, nil
