@@ -243,7 +243,7 @@ func TestHelp(t *testing.T) {
 	t.Setenv("COLUMNS", "100")
 	var got strings.Builder
 	for _, command := range []string{
-		"", "demo", "dev", "run", "migrate", "migrate up", "migrate status", "migrate down", "migrate sql", "config", "config validate",
+		"", "demo", "dev", "run", "migrate", "migrate up", "migrate status", "migrate down", "migrate sql", "migrate doorbell", "config", "config validate",
 		"status", "list", "show", "retry", "skip", "rebase", "version",
 	} {
 		got.WriteString(call(t, nil, append(strings.Fields(command), "--help")...))
@@ -299,7 +299,7 @@ func TestMigrate(t *testing.T) {
 		{"migrate", "status", "--db", "sqlite:shop.db"}, {"migrate", "up", "--db", "sqlite:shop.db"},
 		{"migrate", "status", "--db", "sqlite:shop.db"}, {"migrate", "up", "--db", "sqlite:shop.db", "-o", "json"},
 		{"migrate", "status", "--db", "sqlite:shop.db"}, {"migrate", "status", "--db", "sqlite:shop.db", "-o", "json"},
-		{"migrate", "up", "--db", "sqlite:shop.db", "--dialect", "postgres"}, {"migrate", "down", "--db", "sqlite:shop.db"},
+		{"migrate", "up", "--db", "sqlite:shop.db", "--dialect", "postgres"}, {"migrate", "doorbell", "on", "--db", "sqlite:shop.db"}, {"migrate", "down", "--db", "sqlite:shop.db"},
 		{"status", "--db", "sqlite:other.db"}, {"migrate", "up", "--db", "sqlite:nowhere/shop.db"},
 	} {
 		got.WriteString(call(t, nil, args...))
