@@ -106,6 +106,7 @@ type plan struct {
 	drop    []int64
 	keys    map[string]*heldKey
 	lows    map[string]int64
+	stopped map[string]bool // keys held from a record of a settled page on
 	dropKey []string
 	// rejoined is how many of the lease's rejoined keys are in dropKey; a claim
 	// beside the commit can add more.
@@ -115,7 +116,7 @@ type plan struct {
 }
 
 func newPlan(l *lease) *plan {
-	return &plan{l: l, done: l.done, open: l.open, redo: l.redo, put: map[int64]exception{}, keys: map[string]*heldKey{}, lows: map[string]int64{}}
+	return &plan{l: l, done: l.done, open: l.open, redo: l.redo, put: map[int64]exception{}, keys: map[string]*heldKey{}, lows: map[string]int64{}, stopped: map[string]bool{}}
 }
 
 // build works out the changes. Called with mu held.
@@ -215,7 +216,10 @@ func (p *plan) settleFresh(f *fresh, s *store.Settlement) {
 			continue
 		}
 		if k := p.peek(rec.Key); k != nil && (k.born < f.no || k.born == f.no && k.at < id) {
-			continue // held since before, or behind the one that stopped it: it is read again by its key
+			// Held since before, or behind the one that stopped it: it is read
+			// again by its key.
+			p.passOver(f, k, id)
+			continue
 		}
 		if o.State == store.Failed && o.Free {
 			p.except(rec, id, o)
@@ -226,13 +230,14 @@ func (p *plan) settleFresh(f *fresh, s *store.Settlement) {
 	for i := range f.scheduled {
 		r := &f.scheduled[i]
 		if k := p.peek(r.rec.Key); k != nil && (k.born < f.no || k.born == f.no && k.at < r.id) {
-			continue // the key's own reading comes to it
+			p.passOver(f, k, r.id) // the key's own reading comes to it
+			continue
 		}
 		p.put[r.id] = exception{rec: &r.rec, state: "SCHEDULED", at: r.rec.AvailableAt}
 	}
 	for key, id := range f.skipped {
-		if k := p.l.held[key]; k != nil && (k.target == nil || k.target.text != f.page.Snap) {
-			p.lows[key] = lowest(p.lows[key], id)
+		if k := p.l.held[key]; k != nil {
+			p.passOver(f, k, id)
 		}
 	}
 	for _, k := range f.burst {
@@ -240,6 +245,14 @@ func (p *plan) settleFresh(f *fresh, s *store.Settlement) {
 	}
 	if len(f.records.Records) > 0 {
 		p.journal = append(p.journal, journalRow{"FRESH", f.page.From, f.page.To, len(s.Outcomes), published, s.Receipts})
+	}
+}
+
+// passOver notes that the lease leaves a row of a held key behind, unless it lies
+// in the stretch that the key is reading anyway.
+func (p *plan) passOver(f *fresh, k *heldKey, id int64) {
+	if k.target == nil || k.target.text != f.page.Snap {
+		p.lows[k.key] = lowest(p.lows[k.key], id)
 	}
 }
 
@@ -253,20 +266,10 @@ func (p *plan) hold(f *fresh, rec *outrider.Record, id int64, o *store.Outcome) 
 		if err != nil || err2 != nil {
 			panic("pgstore: a page whose snapshots were read before cannot be read: " + f.page.Base + ", " + f.page.Snap)
 		}
-		k = &heldKey{key: rec.Key, lane: rec.Lane, base: base, target: &snap, born: f.no, wait: p.l.claims}
+		k = &heldKey{key: rec.Key, lane: rec.Lane, base: base, target: &snap, born: f.no}
 		p.keys[rec.Key] = k
-		for _, g := range p.open {
-			for i := range g.records.Records {
-				if g.records.Records[i].Key == rec.Key {
-					k.skip(g.ids[i])
-					break // ascending
-				}
-			}
-			if low, ok := g.skipped[rec.Key]; ok {
-				k.skip(low)
-			}
-		}
 	}
+	p.stopped[rec.Key] = true
 	k.at, k.near = id-1, false
 	if o.State != store.Pending {
 		k.head = id
@@ -446,6 +449,11 @@ func (p *plan) apply() {
 			k.skip(low)
 		}
 		l.held[key] = k
+		if p.stopped[key] {
+			// Claims that were handed out by now may have records of it: they
+			// are given back, and passed over when those are settled.
+			k.wait = l.claims
+		}
 	}
 	for key, low := range p.lows {
 		if _, ok := p.keys[key]; !ok && l.held[key] != nil {
