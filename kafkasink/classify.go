@@ -15,6 +15,7 @@ import (
 
 var (
 	errHeld    = errors.New("held behind an earlier message of its key")
+	errStale   = errors.New("held, since an earlier message has failed and the call was made without knowing")
 	errLate    = errors.New("held behind an earlier message of its key, whose answer is still awaited")
 	errStopped = errors.New("the call was ended before this message was sent")
 	errCut     = errors.New("the call was ended while this message was on its way")

@@ -35,8 +35,14 @@ type client struct {
 	// renew asks for a new client before the next call is handed over.
 	renew atomic.Bool
 
-	// fenced: no byte leaves any more.
-	fenced atomic.Bool
+	// fenced: no byte leaves any more. onFence is told, once.
+	fenced  atomic.Bool
+	onFence func(*client)
+
+	// warm are topics whose partitions the library has loaded. Until then it
+	// buffers their records at a time of its own. Only read and written by
+	// the call that hands over.
+	warm map[string]bool
 
 	// failing are partitions whose buffered records have been or are about
 	// to be failed by the library while the callbacks are still to come.
@@ -54,8 +60,11 @@ type place struct {
 
 var errFenced = errors.New("this client has been replaced")
 
-func newClient(cfg Config, tc *tls.Config, limit func(topic string) int) (*client, error) {
-	c := &client{logger: cfg.Logger, limit: limit, failingIn: map[place]bool{}}
+func newClient(cfg Config, tc *tls.Config, limit func(topic string) int, onFence func(*client)) (*client, error) {
+	c := &client{
+		logger: cfg.Logger, limit: limit, onFence: onFence,
+		warm: map[string]bool{}, failingIn: map[place]bool{},
+	}
 	opts := append(cfg.options(),
 		kgo.WithHooks(c),
 		kgo.WithLogger(c),
@@ -70,7 +79,7 @@ func newClient(cfg Config, tc *tls.Config, limit func(topic string) int) (*clien
 					return nil, err
 				}
 			}
-			return &fence{Conn: conn, c: c}, nil
+			return &fencedConn{Conn: conn, c: c}, nil
 		}),
 	)
 	var err error
@@ -106,13 +115,13 @@ func encrypt(ctx context.Context, conn net.Conn, tc *tls.Config, address string)
 	return enc, nil
 }
 
-// fence is a connection that stops writing when its client is fenced.
-type fence struct {
+// fencedConn is a connection that stops writing when its client is fenced.
+type fencedConn struct {
 	net.Conn
 	c *client
 }
 
-func (f *fence) Write(b []byte) (int, error) {
+func (f *fencedConn) Write(b []byte) (int, error) {
 	if f.c.fenced.Load() {
 		return 0, errFenced
 	}
@@ -177,7 +186,14 @@ func (c *client) OnProduceRecordPartitioned(r *kgo.Record, _ int32) {
 		s.partition.Store(r.Partition)
 	}
 	if c.failing.Load() > 0 && c.isFailing(place{r.Topic, r.Partition}) {
-		c.fenced.Store(true)
+		c.fence()
+	}
+}
+
+// fence keeps all bytes back from now on. It does not block.
+func (c *client) fence() {
+	if c.fenced.CompareAndSwap(false, true) {
+		c.onFence(c)
 	}
 }
 

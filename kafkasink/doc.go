@@ -29,7 +29,9 @@
 // what is handed to it in between would be sent. So the failure is noticed
 // where it happens, the hand-over waits for the callbacks, and should a record
 // have slipped in all the same, the client is fenced before it can send it,
-// and replaced.
+// and replaced. The first record of a topic is handed over alone until the
+// library knows the topic's partitions: those behind it would be buffered by
+// the library at a time of its own.
 //
 // When the answer to a request is lost, the library sends it again under the
 // same numbers, and Kafka drops the second copy. After DeliveryTimeout, or when

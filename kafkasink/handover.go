@@ -30,14 +30,35 @@ func (s *Sink) handOver(c *call) {
 			sl.state.Store(held)
 			c.inClient.Add(1)
 			cl.kc.Produce(context.Background(), &sl.rec, c.promise)
+			if !cl.warm[sl.rec.Topic] {
+				s.warmUp(c, cl, sl)
+			}
 		}
 	}
 	if solo != nil {
 		solo.stop()
 	}
-	if cl.fenced.Load() {
-		s.replace(cl)
+}
+
+// warmUp waits until the library has loaded the partitions of a topic whose
+// first record it has got. What is handed over before that, it would buffer
+// later and beside, and settleFailing could not wait for it.
+func (s *Sink) warmUp(c *call, cl *client, sl *slot) {
+	timer := time.NewTimer(s.cfg.DeliveryTimeout)
+	defer timer.Stop()
+	tick := time.NewTicker(500 * time.Microsecond)
+	defer tick.Stop()
+	for sl.partition.Load() < 0 && sl.state.Load() == held {
+		select {
+		case <-tick.C:
+		case <-c.ctx.Done():
+			return
+		case <-timer.C:
+			cl.fence() // not even metadata have come
+			return
+		}
 	}
+	cl.warm[sl.rec.Topic] = sl.partition.Load() >= 0
 }
 
 // mayGo says whether a message may be handed to the client now, and whether it
@@ -51,7 +72,11 @@ func (s *Sink) mayGo(cl *client, sl *slot, places map[string]*topicInfo) (alone,
 		s.settleFailing(cl)
 	}
 	if cl.fenced.Load() {
-		s.refuse(sl, sink.Result{Status: sink.NotSent, Class: sink.ClassHeld, Err: errFenced})
+		r := sink.Result{Status: sink.NotSent, Class: sink.ClassHeld, Err: errFenced}
+		if cl.downError() != nil {
+			r = cl.closedResult(false)
+		}
+		s.refuse(sl, r)
 		return false, false
 	}
 	if s.marked.Load() {
@@ -207,11 +232,11 @@ func (s *Sink) checkMarks(sl *slot) (isHeld, alone bool) {
 	defer s.mu.Unlock()
 	if m.Key != "" {
 		err := errHeld
-		last, stopped := s.stops[m.Key]
-		stopped = stopped && sl.call.seq <= last
+		at, stopped := s.stops[m.Key]
+		stopped = stopped && at.holdsUp(sl)
 		if !stopped && s.late[m.Key] > 0 {
 			stopped, err = true, errLate
-			s.stop(m.Key, sl.call)
+			s.stop(m.Key, sl, false)
 		}
 		if stopped {
 			sl.state.Store(answered)
@@ -233,7 +258,7 @@ func (s *Sink) settleFailing(cl *client) {
 	for _, p := range cl.failingPlaces() {
 		for s.holds(cl, p) {
 			if time.Now().After(limit) {
-				cl.fenced.Store(true)
+				cl.fence()
 				return
 			}
 			cl.barrier()

@@ -29,12 +29,27 @@ type Sink struct {
 	client *client
 	begun  uint64              // calls so far
 	active map[*call]struct{}  // calls under way
-	stops  map[string]uint64   // key: the last call that its failure holds up
+	stops  map[string]stop     // key: what its failure holds up
 	late   map[string]int      // key: messages reported Unknown and still with the client
 	alone  map[string]struct{} // ids of messages that were refused together
 
 	// marked: one of stops, late and alone holds something. Read without mu.
 	marked atomic.Bool
+}
+
+// stop is the failure of a key.
+type stop struct {
+	seq     uint64 // the call of the message that failed
+	i       int    // and its place in the call
+	last    uint64 // the last call that it holds up
+	unknown bool   // the message may have been delivered
+}
+
+// holdsUp says whether a message is behind the failure and accepted before its
+// report.
+func (at stop) holdsUp(sl *slot) bool {
+	seq := sl.call.seq
+	return seq <= at.last && (seq > at.seq || seq == at.seq && sl.i > at.i)
 }
 
 // New makes a Sink. It does not connect; Check does.
@@ -52,7 +67,7 @@ func New(cfg Config) (*Sink, error) {
 		topics: &topics{cfg: cfg, known: map[string]*topicInfo{}, busy: map[string]bool{}},
 		turn:   make(chan struct{}, 1),
 		active: map[*call]struct{}{},
-		stops:  map[string]uint64{},
+		stops:  map[string]stop{},
 		late:   map[string]int{},
 		alone:  map[string]struct{}{},
 	}
@@ -64,7 +79,9 @@ func New(cfg Config) (*Sink, error) {
 }
 
 func (s *Sink) newClient() (*client, error) {
-	return newClient(s.cfg, s.tls, s.topics.limit)
+	return newClient(s.cfg, s.tls, s.topics.limit, func(c *client) {
+		s.wg.Go(func() { s.replace(c) })
+	})
 }
 
 // Capabilities implements sink.Sink.
@@ -101,7 +118,7 @@ func (s *Sink) Close(ctx context.Context) error {
 // arrives from the old one repeats a run and breaks no order.
 func (s *Sink) replace(old *client) {
 	s.mu.Lock()
-	if s.client != old {
+	if s.client != old || s.ctx.Err() != nil {
 		s.mu.Unlock()
 		return
 	}

@@ -32,7 +32,11 @@ type call struct {
 
 // Publish implements sink.Sink.
 func (s *Sink) Publish(ctx context.Context, b sink.Batch) {
-	c := s.begin(ctx, b)
+	c, stale := s.begin(ctx, b)
+	if stale {
+		s.refuseStale(c)
+		return
+	}
 	select {
 	case s.turn <- struct{}{}:
 		s.handOver(c)
@@ -56,9 +60,21 @@ func (s *Sink) Publish(ctx context.Context, b sink.Batch) {
 	s.end(c)
 }
 
-// begin registers a call.
-func (s *Sink) begin(ctx context.Context, b sink.Batch) *call {
-	c := &call{s: s, ctx: ctx, b: b, buffers: pool.Get().(*buffers), done: make(chan struct{})}
+// refuseStale answers a call that was made without knowledge of a failure.
+func (s *Sink) refuseStale(c *call) {
+	for i := range c.slots {
+		c.report(i, sink.Result{Status: sink.NotSent, Class: sink.ClassHeld, Err: errStale})
+	}
+	if c.b.Accepted != nil {
+		c.b.Accepted()
+	}
+	s.end(c)
+}
+
+// begin registers a call. Failures are reported under the same lock, so that
+// the call either is held up by them or is asked whether it knows of them.
+func (s *Sink) begin(ctx context.Context, b sink.Batch) (c *call, stale bool) {
+	c = &call{s: s, ctx: ctx, b: b, buffers: pool.Get().(*buffers), done: make(chan struct{})}
 	c.promise = c.answer
 	c.left.Store(int64(len(b.Messages)))
 	if len(b.Messages) == 0 {
@@ -70,7 +86,7 @@ func (s *Sink) begin(ctx context.Context, b sink.Batch) *call {
 	s.begun++
 	c.seq = s.begun
 	s.active[c] = struct{}{}
-	return c
+	return c, b.Stale != nil && b.Stale()
 }
 
 // end takes a call out and forgets the stops that held up no later one.
@@ -88,8 +104,8 @@ func (s *Sink) end(c *call) {
 	for a := range s.active {
 		oldest = min(oldest, a.seq)
 	}
-	for key, last := range s.stops {
-		if last < oldest {
+	for key, stop := range s.stops {
+		if stop.last < oldest {
 			delete(s.stops, key)
 		}
 	}
@@ -127,18 +143,20 @@ func (s *Sink) refuse(sl *slot, r sink.Result) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.stop(key, sl.call)
+	s.stop(key, sl, false)
 	sl.call.report(sl.i, r)
 }
 
-// stop holds up a key in all calls that have begun, c among them. It is called
-// under the lock under which the failure is then reported, so that no call
-// can have begun in between. s.mu is held.
-func (s *Sink) stop(key string, c *call) {
-	if last, ok := s.stops[key]; ok && c.seq <= last {
-		return // behind a failure that holds it up already
+// stop holds up a key in all calls that have begun, from a message on. It is
+// called under the lock under which the failure is then reported, so that no
+// call can have begun in between. s.mu is held.
+func (s *Sink) stop(key string, sl *slot, unknown bool) {
+	at, ok := s.stops[key]
+	if ok && at.holdsUp(sl) {
+		return
 	}
-	s.stops[key] = s.begun
+	// A message with the client may fail after one behind it was refused.
+	s.stops[key] = stop{seq: sl.call.seq, i: sl.i, last: s.begun, unknown: unknown}
 	s.mark()
 }
 
@@ -201,10 +219,12 @@ func (s *Sink) failed(sl *slot, err error) {
 	c.inClient.Add(-1)
 	r := s.judge(sl, err)
 	if key := sl.message().Key; key != "" {
-		if last, ok := s.stops[key]; ok && c.seq <= last && r.Status != sink.Unknown {
+		// Behind a failure that is certain nothing has left: the library has
+		// failed this one with it, or the fence has kept it back.
+		if at, ok := s.stops[key]; ok && at.holdsUp(sl) && (!at.unknown || r.Status != sink.Unknown) {
 			r = sink.Result{Status: sink.NotSent, Class: sink.ClassHeld, Err: errHeld}
 		}
-		s.stop(key, c)
+		s.stop(key, sl, r.Status == sink.Unknown)
 	}
 	c.report(sl.i, r)
 }
@@ -255,7 +275,7 @@ func (s *Sink) cut(c *call, r sink.Result) {
 		}
 		if key := sl.message().Key; key != "" {
 			s.late[key]++
-			s.stop(key, c)
+			s.stop(key, sl, true)
 		}
 		c.report(sl.i, r)
 	}

@@ -36,7 +36,8 @@ func fake(t *testing.T) (*kfake.Cluster, []string) {
 
 // plainClient is one beside the sink, for making topics and reading them.
 func plainClient(t testing.TB, brokers []string, opts ...kgo.Opt) *kgo.Client {
-	cl, err := kgo.NewClient(append(opts, kgo.SeedBrokers(brokers...), kgo.DisableClientMetrics())...)
+	cl, err := kgo.NewClient(append(opts, kgo.SeedBrokers(brokers...), kgo.DisableClientMetrics(),
+		kgo.MetadataMinAge(100*time.Millisecond))...)
 	if err != nil {
 		t.Fatal(err)
 	}

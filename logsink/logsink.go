@@ -82,10 +82,14 @@ func (s *Sink) Publish(ctx context.Context, b sink.Batch) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var stopped map[string]bool
+	stale := b.Stale != nil && b.Stale()
 	for i := range b.Messages {
 		m := &b.Messages[i]
 		var r sink.Result
 		switch {
+		case stale:
+			r = sink.Result{Status: sink.NotSent, Class: sink.ClassHeld,
+				Err: errors.New("held, since an earlier message has failed and the call was made without knowing")}
 		case m.Key != "" && stopped[m.Key]:
 			r = sink.Result{Status: sink.NotSent, Class: sink.ClassHeld,
 				Err: errors.New("held behind an earlier message of its key")}

@@ -9,6 +9,7 @@ import (
 
 var (
 	errHeld    = errors.New("held behind an earlier message of its key")
+	errStale   = errors.New("held, since an earlier message has failed and the call was made without knowing")
 	errStopped = errors.New("the call was ended before this message was sent")
 	errCut     = errors.New("the call was ended while this message was on its way")
 )
@@ -56,15 +57,21 @@ func (s *Sink) Publish(ctx context.Context, b sink.Batch) {
 		return
 	}
 	c := &call{ctx: ctx, b: b, left: len(b.Messages), done: make(chan struct{})}
-	if c.left == 0 {
-		close(c.done)
+	if len(b.Messages) == 0 {
+		s.accept(b)
+		return
 	}
 	s.mu.Lock()
-	mine := s.queue(c)
-	s.mu.Unlock()
-	if b.Accepted != nil && !s.cfg.NoOrderInFlight {
-		b.Accepted()
+	var mine []*line
+	if s.stale(b) {
+		refuse(b)
+		c.left = 0
+		close(c.done)
+	} else {
+		mine = s.queue(c)
 	}
+	s.mu.Unlock()
+	s.accept(b)
 	select {
 	case <-c.done:
 	case <-ctx.Done():
@@ -79,6 +86,11 @@ func (s *Sink) publishAtOnce(ctx context.Context, b sink.Batch) {
 	var stopped map[string]bool
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	defer s.accept(b)
+	if s.stale(b) {
+		refuse(b)
+		return
+	}
 	for i := range b.Messages {
 		m := &b.Messages[i]
 		ordered := m.Key != "" && !s.cfg.NoOrder
@@ -99,6 +111,22 @@ func (s *Sink) publishAtOnce(ctx context.Context, b sink.Batch) {
 		}
 		b.Report(i, r)
 	}
+}
+
+// stale asks whether a failure was reported that the batch was made without
+// knowing of. Sink.mu is held, as it is when failures are reported.
+func (s *Sink) stale(b sink.Batch) bool {
+	return !s.cfg.NoOrderInFlight && b.Stale != nil && b.Stale()
+}
+
+// refuse answers a stale batch.
+func refuse(b sink.Batch) {
+	for i := range b.Messages {
+		b.Report(i, sink.Result{Status: sink.NotSent, Class: sink.ClassHeld, Err: errStale})
+	}
+}
+
+func (s *Sink) accept(b sink.Batch) {
 	if b.Accepted != nil && !s.cfg.NoOrderInFlight {
 		b.Accepted()
 	}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/outrider-dev/outrider/sink"
@@ -266,6 +267,47 @@ func testOverlapStop(s *suite) {
 	}
 	s.wantArrived(s.Place, []sink.Message{warm,
 		ms["a1"], ms["a3"], ms["a4"], ms["a5"], ms["b1"], ms["b2"], ms["b3"]})
+}
+
+// testStale: a batch that has gone stale is not sent, and one that has not is.
+func testStale(s *suite) {
+	s.open()
+	if !s.caps.OrderInFlight {
+		s.Skip("order over calls is not claimed")
+	}
+	ms := s.many(50, 5)
+	for i, r := range s.startStale(context.Background(), ms, func() bool { return true }).wait() {
+		s.want(fmt.Sprint("message ", i, " of a stale batch"), r, sink.NotSent, sink.ClassHeld)
+	}
+	s.wantDelivered(s.startStale(context.Background(), ms, func() bool { return false }).wait())
+	s.wantArrived(s.Place, ms)
+}
+
+// testStaleRace: a call that comes in while an earlier message of its key
+// fails is either asked after the failure was reported, or held up by it.
+func testStaleRace(s *suite) {
+	if s.Env.Poison == nil {
+		s.Skip("needs Poison")
+	}
+	s.open()
+	if !s.caps.OrderInFlight {
+		s.Skip("order over calls is not claimed")
+	}
+	warm := s.message("warm", "{}")
+	s.wantDelivered(s.publish(warm))
+	for n := range 30 {
+		poisoned, behind := s.message(fmt.Sprint("k", n), "1"), s.message(fmt.Sprint("k", n), "2")
+		s.Env.Poison(&poisoned)
+		var failed atomic.Bool
+		first := s.start(context.Background(), []sink.Message{poisoned}, func(int, sink.Result) { failed.Store(true) })
+		s.await(first.inHand, "the call of Accepted")
+		second := s.startStale(context.Background(), []sink.Message{behind}, failed.Load)
+		if r := first.wait()[0]; r.Status == sink.Delivered {
+			s.Error("the poisoned message was delivered")
+		}
+		s.want("behind a failure", second.wait()[0], sink.NotSent, sink.ClassHeld)
+	}
+	s.wantArrived(s.Place, []sink.Message{warm})
 }
 
 // testCancelBefore: a call whose context has ended sends nothing.

@@ -132,6 +132,8 @@ func Run(t *testing.T, h Harness) {
 		{"Stop", testStop},
 		{"Overlap", testOverlap},
 		{"OverlapStop", testOverlapStop},
+		{"Stale", testStale},
+		{"StaleRace", testStaleRace},
 		{"CancelBefore", testCancelBefore},
 		{"Cancel", testCancel},
 		{"Unreachable", testUnreachable},
@@ -235,6 +237,12 @@ type call struct {
 // start begins a call.
 func (s *suite) start(ctx context.Context, ms []sink.Message, onReport ...func(int, sink.Result)) *call {
 	s.Helper()
+	return s.startStale(ctx, ms, nil, onReport...)
+}
+
+// startStale begins a call that can be asked whether it is stale.
+func (s *suite) startStale(ctx context.Context, ms []sink.Message, stale func() bool, onReport ...func(int, sink.Result)) *call {
+	s.Helper()
 	c := &call{
 		s: s, ms: ms, results: make([]sink.Result, len(ms)), reported: make([]atomic.Int32, len(ms)),
 		inHand: make(chan struct{}), done: make(chan struct{}),
@@ -243,7 +251,7 @@ func (s *suite) start(ctx context.Context, ms []sink.Message, onReport ...func(i
 		c.onReport = onReport[0]
 	}
 	go func() {
-		s.sink.Publish(ctx, sink.Batch{Messages: ms, Report: c.report, Accepted: c.accept})
+		s.sink.Publish(ctx, sink.Batch{Messages: ms, Report: c.report, Accepted: c.accept, Stale: stale})
 		close(c.done)
 	}()
 	return c
