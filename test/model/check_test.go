@@ -69,10 +69,12 @@ func (v *view) settled(id string, o store.Outcome, now time.Duration) {
 }
 
 func (v *view) retried(id string) {
+	if v.failed[id] {
+		v.starts[id] = 0 // a waiting one is only hurried
+	}
 	delete(v.failed, id)
 	delete(v.dueAt, id)
 	v.waiting[id] = true
-	v.starts[id] = 0
 }
 
 func (v *view) gaveUp(id string) {
@@ -124,7 +126,9 @@ func (m *machine) checkClaim(h *holding, p store.ClaimParams, c *store.Claim) {
 	size, count := 0, map[string]int{}
 	for _, r := range c.Records {
 		size += len(r.Payload)
-		count[r.Key]++
+		if !h.view().outside(r) {
+			count[r.Key]++
+		}
 		if !h.lease.Lanes.Has(r.Lane) {
 			m.fatalf("event %s of lane %d is not one of lease %+v", short(r.ID), r.Lane, h.lease)
 		}
@@ -134,7 +138,7 @@ func (m *machine) checkClaim(h *holding, p store.ClaimParams, c *store.Claim) {
 		if at := h.view().dueAt[r.ID]; at > m.now+time.Minute && !h.taken {
 			m.fatalf("event %s waits until %v, and was handed out at %v", short(r.ID), at, m.now)
 		}
-		if p.KeyShare > 0 && !r.Unordered && count[r.Key] > p.KeyShare {
+		if p.KeyShare > 0 && count[r.Key] > p.KeyShare {
 			m.fatalf("a claim holds %d events of key %q, its share is %d", count[r.Key], r.Key, p.KeyShare)
 		}
 	}

@@ -79,7 +79,7 @@ func newMachine(tb testing.TB, t *rapid.T, s *subject) *machine {
 	for _, d := range m.dests {
 		m.views[d] = newView(d)
 	}
-	m.join() // makes the destinations known before the first event
+	m.take(m.join(), "main", 64) // most walks would idle without
 	return m
 }
 

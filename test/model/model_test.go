@@ -12,6 +12,7 @@ import (
 
 func TestMain(m *testing.M) {
 	_ = flag.Set("rapid.nofailfile", "true") // a seed does
+	_ = flag.Set("rapid.steps", "100")
 	flag.Parse()
 	os.Exit(m.Run())
 }

@@ -120,7 +120,7 @@ func (h *holding) inHand() []*work { return slices.Concat(h.fresh, h.due, h.asid
 func (h *holding) loseToDeath() {
 	h.taken = true
 	for _, w := range h.inHand() {
-		if (w.started || h.lost != nil && slices.Contains(h.lost.start, w)) && w.claim.Alone && !w.settled {
+		if (w.started || h.lost != nil && slices.Contains(h.lost.start, w)) && w.claim.Alone {
 			h.view().died(w.claim.Records[0].ID)
 		}
 	}
@@ -384,11 +384,13 @@ func (w *work) deliver(i int) {
 
 // finish gives a record its outcome.
 func (w *work) finish(i int, o store.Outcome) {
-	if o.State == store.Failed && o.Free && !w.h.taken {
+	if id := w.claim.Records[i].ID; o.State == store.Failed && o.Free {
 		// Its key goes on at once. Should it be sent again after a death, its
 		// place is lost.
-		w.h.view().loose[w.claim.Records[i].ID] = true
-		w.h.r.m.ledger.GivenUp(w.h.lease.Destination, w.claim.Records[i].ID)
+		w.h.view().loose[id] = true
+		if !w.h.taken {
+			w.h.r.m.ledger.GivenUp(w.h.lease.Destination, id)
+		}
 	}
 	if w.state[i] == set {
 		w.state[i], w.outcomes[i] = ended, o
