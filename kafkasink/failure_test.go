@@ -84,6 +84,11 @@ func TestFence(t *testing.T) {
 	if !cl.fenced.Load() {
 		t.Error("the client is not fenced")
 	}
+	until(t, "the client's replacement", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.client != cl
+	})
 	wantDelivered(t, publish(s, message(topic, "2", "a"))) // by a new client
 	if err := <-failed; !isClosed(err) {
 		t.Errorf("the record ended with %v", err)
