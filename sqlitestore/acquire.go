@@ -38,6 +38,9 @@ func (ses *session) Acquire(ctx context.Context, p store.AcquireParams) ([]store
 		for room := p.Lanes; room > 0 && len(free) > 0; free = free[1:] {
 			f := free[0]
 			if f.lanes.Len() > room {
+				if err := fenceOff(t, "outbox_leases", f); err != nil {
+					return err
+				}
 				if f.id, err = split(t, f.id, f.lanes.First(room)); err != nil {
 					return err
 				}
@@ -81,6 +84,16 @@ func freeLeases(t *tx, table, destination string, dead map[int64]bool) ([]freeLe
 		return nil
 	}, `select lease, lanes, owner_lock, coalesce(expires_at <= ?, 1) from `+table+` where destination = ? order by lease`, t.now, destination)
 	return out, err
+}
+
+// fenceOff keeps an owner that is gone from writing under what is left of a lease
+// of which a part is taken: what it settled of the part would count as well.
+func fenceOff(t *tx, table string, f freeLease) error {
+	if f.clean {
+		return nil
+	}
+	_, err := t.exec(`update `+table+` set epoch = epoch + 1, expires_at = 0 where lease = ?`, f.id)
+	return err
 }
 
 // split moves some lanes of a lease to a new one that stands at the same place

@@ -123,6 +123,9 @@ func (ses *rowSession) Acquire(ctx context.Context, p store.AcquireParams) ([]st
 		for room := p.Lanes; room > 0 && len(free) > 0; free = free[1:] {
 			f := free[0]
 			if f.lanes.Len() > room {
+				if err := fenceOff(t, "outbox_row_leases", f); err != nil {
+					return err
+				}
 				if f.id, err = splitRows(t, f.id, f.lanes.First(room)); err != nil {
 					return err
 				}
