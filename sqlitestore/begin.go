@@ -34,7 +34,7 @@ func (b *dueBuilder) begin(ctx context.Context) error {
 			if slices.Contains(dropped, k.head) {
 				k.head, k.at = 0, max(k.at, k.head)
 			}
-			if err := putKey(t, l, k, c.Alone && k.inHand == 1); err != nil {
+			if err := putKey(t, l, k); err != nil {
 				return err
 			}
 		}
@@ -80,9 +80,9 @@ func (b *dueBuilder) mark(t *tx) (dropped []int64, err error) {
 			continue
 		}
 		n, err := t.exec(`
-			update outbox_exceptions set state = 'PUBLISHING', alone = ?, page = ?
+			update outbox_exceptions set state = 'PUBLISHING', alone = 0, page = ?
 			where destination = ? and id = ? and state in ('WAITING', 'SCHEDULED', 'PUBLISHING')`,
-			c.Alone, c.Records[dr.first].Sequence.Page, l.Destination, dr.head)
+			c.Records[dr.first].Sequence.Page, l.Destination, dr.head)
 		if err != nil {
 			return nil, err
 		}

@@ -90,6 +90,7 @@ type plan struct {
 	done    int64
 	open    []*fresh // what stays in hand
 	started []*fresh
+	alone   *due // started with nothing beside it
 	settled []*fresh
 	dues    []*due // settled for the first time
 
@@ -145,6 +146,9 @@ func (p *plan) build(c store.CommitParams) error {
 				return errors.New("sqlitestore: a claim was started that is not handed out")
 			}
 			p.started = append(p.started, f)
+		}
+		if d, ok := c.Driver.(*due); ok && c.Alone {
+			p.alone = d
 		}
 	}
 	p.settleJoined()

@@ -347,7 +347,7 @@ func (c *rowClaim) mark(t *tx) (map[int64]bool, error) {
 		err := r.Scan(&id)
 		marked[id] = true
 		return err
-	}, rowMarkSQL, c.token, c.claim.Alone, string(doc))
+	}, rowMarkSQL, c.token, c.claim.Alone && c.claim.Kind == store.Fresh, string(doc))
 }
 
 // Forget implements store.Session.

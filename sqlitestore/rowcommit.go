@@ -49,6 +49,7 @@ type rowPlan struct {
 	whole   []*rowClaim // all of it was published
 	rows    []rowOutcome
 	settled []*rowClaim
+	alone   *rowClaim // a Due claim that is started with nothing beside it
 	started []*rowClaim
 	keys    map[string]*rowKey
 	stopped []*rowKey // held back by a record of a Fresh claim
@@ -82,6 +83,9 @@ func (p *rowPlan) build(c store.CommitParams) error {
 				return errors.New("sqlitestore: a claim was started that is not handed out")
 			}
 			p.started = append(p.started, d)
+		}
+		if d, ok := c.Driver.(*rowClaim); ok && d.claim.Kind == store.Due && c.Alone {
+			p.alone = d
 		}
 	}
 	return nil
@@ -217,6 +221,11 @@ func (p *rowPlan) write(t *tx) error {
 	l := p.l
 	if _, err := t.exec(`update outbox_row_leases set expires_at = ? where lease = ?`, t.now+l.ses.params.TTL.Microseconds(), l.ID); err != nil {
 		return err
+	}
+	if p.alone != nil { // a death before its start did not count
+		if _, err := t.exec(`update outbox_rows set alone = 1 where token = ? and state = 'PUBLISHING'`, p.alone.token); err != nil {
+			return err
+		}
 	}
 	for _, d := range p.whole {
 		_, err := t.exec(`

@@ -37,7 +37,7 @@ func (p *plan) write(t *tx, page int64, doc string) error {
 		}
 	}
 	for _, k := range p.keys {
-		if err := putKey(t, l, k, false); err != nil {
+		if err := putKey(t, l, k); err != nil {
 			return err
 		}
 	}
@@ -46,8 +46,30 @@ func (p *plan) write(t *tx, page int64, doc string) error {
 			return err
 		}
 	}
+	if p.alone != nil {
+		if err := p.alone.putAlone(t); err != nil {
+			return err
+		}
+	}
 	for _, j := range p.journal {
 		if err := putJournal(t, l, j); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// putAlone notes that a death from now on counts against what is in hand. It
+// does not while a claim is only read, however long that takes.
+func (d *due) putAlone(t *tx) error {
+	for _, dr := range d.drains {
+		_, err := t.exec(`
+			update outbox_exceptions set alone = 1 where destination = ? and id = ? and state = 'PUBLISHING'`, d.l.Destination, dr.head)
+		if err != nil {
+			return err
+		}
+		if _, err := t.exec(`
+			update outbox_held_keys set alone = 1 where destination = ? and event_key = ? and in_hand = 1`, d.l.Destination, dr.key); err != nil {
 			return err
 		}
 	}
@@ -102,19 +124,19 @@ func ceilMicros(d time.Duration) int64 { return int64((d + time.Microsecond - 1)
 
 // putKey writes where a held key stands. A head that an operator has taken away
 // does not come back by it.
-func putKey(t *tx, l *lease, k *heldKey, alone bool) error {
+func putKey(t *tx, l *lease, k *heldKey) error {
 	var head *int64
 	if k.head != 0 {
 		head = &k.head
 	}
 	_, err := t.exec(`
-		insert into outbox_held_keys as h (destination, event_key, lane, head, at, in_hand, in_hand_to, alone, again, starts, together, page)
-		values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+		insert into outbox_held_keys as h (destination, event_key, lane, head, at, in_hand, in_hand_to, again, starts, together, page)
+		values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 		on conflict (destination, event_key) do update set
 			head = case when h.freed <> excluded.head then excluded.head end,
-			at = excluded.at, in_hand = excluded.in_hand, in_hand_to = excluded.in_hand_to, alone = excluded.alone,
+			at = excluded.at, in_hand = excluded.in_hand, in_hand_to = excluded.in_hand_to, alone = 0,
 			again = excluded.again, starts = excluded.starts, together = excluded.together, page = excluded.page, joined = 0`,
-		l.Destination, k.key, k.lane, head, k.at, k.inHand, k.inHandTo, alone, k.again, k.starts, k.together, k.page)
+		l.Destination, k.key, k.lane, head, k.at, k.inHand, k.inHandTo, k.again, k.starts, k.together, k.page)
 	return err
 }
 
