@@ -39,8 +39,8 @@ func (ses *session) Merge(ctx context.Context, a, b store.Lease) (store.Lease, b
 	if err := la.resolve(ctx); err != nil {
 		return a, false, err
 	}
-	if la.Lanes&b.Lanes != 0 {
-		return la.Lease, true, nil // by an earlier call, whose answer was lost
+	if ses.lease(b) == nil {
+		return la.holds(b) // by an earlier call, whose answer was lost
 	}
 	if err := lb.resolve(ctx); err != nil {
 		return a, false, err
@@ -62,6 +62,11 @@ func (ses *session) merged(ctx context.Context, l *lease, gone store.Lease) (sto
 	if err := l.resolve(ctx); err != nil {
 		return l.Lease, false, err
 	}
+	return l.holds(gone)
+}
+
+// holds says whether a lease that is gone was joined into this one.
+func (l *lease) holds(gone store.Lease) (store.Lease, bool, error) {
 	if gone.ID == l.ID || gone.Lanes == 0 || gone.Lanes&^l.Lanes != 0 {
 		return l.Lease, false, store.ErrFenced
 	}
