@@ -60,6 +60,7 @@ func TestPlans(t *testing.T) {
 				{"idle poll", s.sql.fresh, fmt.Sprintf(`-1, 4096, '%d', 5001`, xmax), few},
 				{"poll with much waiting", s.sql.fresh, `-1, 4096, '3', 1001`, 4 * 1001},
 				{"late rows", s.sql.late, fmt.Sprintf(`-1, 4096, '{%d,%d,%d}', 5001`, xmax+1, xmax+2, xmax+3), few},
+				{"first late row", s.sql.first, fmt.Sprintf(`'%d', '{%d}', %d`, xmax, xmax+1, hi), few},
 				{"highest id", s.sql.now, ``, few},
 				{"late page", s.sql.older, fmt.Sprintf(`-1, 4096, '%d', '{%d}', %d, 0, %s, 1000`, xmax, xmax+1, hi, q(snap)), few},
 				{"fresh page", s.sql.newer, fmt.Sprintf(`-1, 4096, %d, %d, %s, 1000`, hi/2, hi, q(snap)), 200},

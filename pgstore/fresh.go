@@ -197,32 +197,39 @@ func (l *lease) idle(pos position, snap snapshot) {
 	}
 }
 
-// readWindow reads the next page of a window: first rows that came late, whose
-// id is one that has been passed, then new ones.
+// readWindow reads the next page of a window, in order of ids. Rows that came
+// late have ids that have been passed; mostly they are close behind hi, and one
+// walk along the primary key from the first of them takes in all.
 func (l *lease) readWindow(ctx context.Context, p store.ClaimParams, pos position) (*store.Claim, error) {
 	st := l.ses.st
-	var rows []row
-	q := func(sql string, args ...any) error {
-		res, err := st.pool.Query(ctx, sql, args...)
-		if err != nil {
-			return err
-		}
-		rows, err = l.reader.rows(res, rows)
-		return err
-	}
 	from := pos.at
-	if from < pos.hi {
-		err := q(st.sql.older, mask(l.Lanes), inline(p), pos.base.xmax, pos.base.xipText(), pos.hi, from,
-			pos.target.text, p.MaxRecords+1)
+	if from == 0 && pos.hi > 0 {
+		var first int64
+		err := st.pool.QueryRow(ctx, st.sql.first, pos.base.xmax, pos.base.xipText(), pos.hi).Scan(&first)
 		if err != nil {
 			return nil, fmt.Errorf("pgstore: read lease %d: %w", l.ID, err)
+		}
+		from = pos.hi
+		if first > 0 {
+			from = first - 1
 		}
 	}
-	if room := p.MaxRecords + 1 - len(rows); room > 0 {
-		err := q(st.sql.newer, mask(l.Lanes), inline(p), max(from, pos.hi), pos.top, pos.target.text, room)
-		if err != nil {
-			return nil, fmt.Errorf("pgstore: read lease %d: %w", l.ID, err)
+	var rows []row
+	var err error
+	switch behind := pos.hi - from; {
+	case behind <= 0:
+		rows, err = l.query(ctx, rows, st.sql.newer, mask(l.Lanes), inline(p), from, pos.top, pos.target.text, p.MaxRecords+1)
+	case behind <= walk:
+		rows, err = l.query(ctx, rows, st.sql.again, mask(l.Lanes), inline(p), from, pos.top, pos.target.text, pos.base.text, p.MaxRecords+1)
+	default:
+		rows, err = l.query(ctx, rows, st.sql.older, mask(l.Lanes), inline(p), pos.base.xmax, pos.base.xipText(), pos.hi, from,
+			pos.target.text, p.MaxRecords+1)
+		if room := p.MaxRecords + 1 - len(rows); err == nil && room > 0 {
+			rows, err = l.query(ctx, rows, st.sql.newer, mask(l.Lanes), inline(p), pos.hi, pos.top, pos.target.text, room)
 		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("pgstore: read lease %d: %w", l.ID, err)
 	}
 	n := cut(rows[:min(len(rows), p.MaxRecords)], p.MaxBytes)
 	pg := page{Base: pos.base.text, Snap: pos.target.text, From: from, Top: pos.top, Last: n == len(rows)}
@@ -232,6 +239,19 @@ func (l *lease) readWindow(ctx context.Context, p store.ClaimParams, pos positio
 		pg.To = rows[n-1].id
 	}
 	return l.handOut(ctx, p, pos, pg, rows)
+}
+
+// walk is how many ids behind hi a window's rows are still looked for along the
+// primary key, among those that are done.
+const walk = 500_000
+
+// query reads rows behind those there are.
+func (l *lease) query(ctx context.Context, rows []row, sql string, args ...any) ([]row, error) {
+	res, err := l.ses.st.pool.Query(ctx, sql, args...)
+	if err != nil {
+		return nil, err
+	}
+	return l.reader.rows(res, rows)
 }
 
 // readAgain reads a page that was in hand before, or the next piece of it.

@@ -8,6 +8,7 @@ type statements struct {
 	now   string // the current snapshot and the highest id visible in it
 	fresh string // rows of transactions not begun in base, for a small window
 	late  string // rows of transactions open in base, for a small window
+	first string // the lowest id among a window's rows up to hi
 	older string // a window's rows up to hi
 	newer string // a window's rows above hi
 	again string // a page's rows once more
@@ -45,10 +46,23 @@ func newStatements(payload string) statements {
 		// One transaction as a range: an equality would let the planner take
 		// the primary key for the order by id, and walk all history there when
 		// statistics say that transactions are large.
+		// Those that are still open are passed over: what they have written
+		// so far would be walked in vain at every look.
 		late: `select e.* from unnest($3::text[]) as x(t) cross join lateral (
 			select ` + cols + ` from outbox_events e
 			where e.tx_id >= x.t::xid8 and e.tx_id <= x.t::xid8 and ` + inLanes + `
-			order by e.tx_id, e.id limit $4) e`,
+			order by e.tx_id, e.id limit $4) e
+			where pg_visible_in_snapshot(x.t::xid8, pg_current_snapshot())`,
+
+		first: `select coalesce(min(id), 0) from (
+				(select e.id from outbox_events e
+				where e.tx_id >= $1::xid8 and e.id + 0 <= $3
+				order by e.tx_id, e.id limit 1000000000)
+				union all
+				select e.id from unnest($2::text[]) as x(t) cross join lateral (
+					select id from outbox_events where tx_id >= x.t::xid8 and tx_id <= x.t::xid8
+					order by tx_id, id limit 1) e
+				where e.id <= $3) e`,
 
 		// Ids at or below hi that were not seen yet: few, and found by their
 		// transaction. "+ 0" keeps the planner off the primary key, which
