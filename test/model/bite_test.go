@@ -179,7 +179,12 @@ func (w *witness) Failed() bool        { return false }
 // Each check of the model finds what it is there for: the store is broken on
 // purpose, and a run says so in the right words.
 func TestBites(t *testing.T) {
-	checks(t, "400")
+	n := "800"
+	if testing.Short() {
+		n = "4000" // a fifth of them is run
+	}
+	checks(t, n)
+	unshrunk(t)
 	for _, f := range breakages {
 		t.Run(strings.ReplaceAll(f.name, " ", "_"), func(t *testing.T) {
 			w := &witness{T: t}

@@ -18,7 +18,7 @@ import (
 	"github.com/outrider-dev/outrider/storetest"
 )
 
-func TestPostgres(t *testing.T) { walk(t, "30", onPostgres(t)) }
+func TestPostgres(t *testing.T) { walk(t, "15", onPostgres(t)) }
 
 // onPostgres makes subjects on one database, emptied between runs. The store
 // goes by the database's clock: instead of letting time pass, all that waits

@@ -16,12 +16,12 @@ import (
 
 func TestSQLite(t *testing.T) {
 	t.Run("Stream", func(t *testing.T) {
-		walk(t, "30", onSQLite(t, migrate.Stream, "outbox_events", func(c sqlitestore.Config) (store.Store, error) {
+		walk(t, "12", onSQLite(t, migrate.Stream, "outbox_events", func(c sqlitestore.Config) (store.Store, error) {
 			return sqlitestore.OpenStream(context.Background(), c)
 		}))
 	})
 	t.Run("Rows", func(t *testing.T) {
-		walk(t, "30", onSQLite(t, migrate.Rows, "outbox_rows", func(c sqlitestore.Config) (store.Store, error) {
+		walk(t, "12", onSQLite(t, migrate.Rows, "outbox_rows", func(c sqlitestore.Config) (store.Store, error) {
 			return sqlitestore.OpenRows(context.Background(), c)
 		}))
 	})
