@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"strings"
 )
 
 // Execer is what Add writes through: *sql.Tx, *sql.DB and *sql.Conn as they are,
@@ -109,10 +110,13 @@ func (o *Outbox) exec(ctx context.Context, tx Execer, rows []row, cols columns, 
 	return nil
 }
 
-// explain adds a hint to what PostgreSQL's drivers report by its code.
+// explain adds a hint to what drivers report.
 func (o *Outbox) explain(err error) error {
 	var coded interface{ SQLState() string }
 	if !errors.As(err, &coded) {
+		if strings.Contains(err.Error(), "no such table") { // SQLite's drivers have no codes in common
+			return WithHint(err, "make the table: outrider migrate up; or look at Config.Table and the file's path")
+		}
 		return err
 	}
 	switch coded.SQLState() {

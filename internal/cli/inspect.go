@@ -99,9 +99,10 @@ func since(c store.Count, oldest time.Duration) string {
 
 // next is what helps most: what failed, then what is not running.
 func (c *statusCmd) next(all []store.Status) string {
-	running := true
+	running, known := true, false
 	for _, s := range all {
 		for _, d := range s.Destinations {
+			known = true
 			if d.Failed.N > 0 {
 				return "outrider list --state failed" + c.flags()
 			}
@@ -111,6 +112,8 @@ func (c *statusCmd) next(all []store.Status) string {
 	switch {
 	case !running && c.File != "":
 		return "outrider run -c " + quote(c.File)
+	case !running && known: // another sink would take what is meant for these
+		return "outrider run -c FILE, with the destinations above"
 	case !running:
 		return "outrider dev" + c.flags() + " --to log:"
 	default:

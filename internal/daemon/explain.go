@@ -46,6 +46,8 @@ func postgresHint(code string) string {
 		return "a table is missing: outrider migrate up, or look at the search_path"
 	case code == "42703":
 		return "the schema is of another version: outrider migrate status"
+	case code == "42P05", code == "26000":
+		return "a transaction pooler stands in front of the database: give a DSN that leads to PostgreSQL itself"
 	case code == "53300":
 		return "the server has no connection left: raise max_connections, or lower max_conns"
 	case strings.HasPrefix(code, "28"):

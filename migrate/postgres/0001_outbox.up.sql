@@ -17,8 +17,8 @@ create table outbox_events (
     payload        {{payload}},
     content_type   text        not null default 'application/json',
     headers        json,
-    available_at   timestamptz,
-    created_at     timestamptz not null default clock_timestamp(),
+    available_at   timestamptz check (isfinite(available_at)),
+    created_at     timestamptz not null default clock_timestamp() check (isfinite(created_at)),
     lane           smallint    not null generated always as (
         case when event_key = '' then (id & 63)::smallint
              else (('x' || left(md5(coalesce(event_key, aggregate_id)), 8))::bit(32)::bigint & 63)::smallint

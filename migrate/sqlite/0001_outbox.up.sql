@@ -22,8 +22,10 @@ create table outbox_events (
     payload        blob,
     content_type   text    not null default 'application/json',
     headers        text,                 -- a JSON object
-    available_at   integer,
+    available_at   integer constraint available_at_is_microseconds_since_1970
+        check (typeof(available_at) in ('integer', 'null')),
     created_at     integer not null default (cast(round((julianday('now') - 2440587.5) * 86400000.0) as integer) * 1000)
+        constraint created_at_is_microseconds_since_1970 check (typeof(created_at) = 'integer')
 );
 create index outbox_events_key_idx on outbox_events (coalesce(event_key, aggregate_id), id);
 create index outbox_events_event_id_idx on outbox_events (event_id);

@@ -13,8 +13,10 @@ create table outbox_rows (
     payload        blob,
     content_type   text    not null default 'application/json',
     headers        text,
-    available_at   integer,
-    created_at     integer not null default (cast(round((julianday('now') - 2440587.5) * 86400000.0) as integer) * 1000),
+    available_at   integer constraint available_at_is_microseconds_since_1970
+        check (typeof(available_at) in ('integer', 'null')),
+    created_at     integer not null default (cast(round((julianday('now') - 2440587.5) * 86400000.0) as integer) * 1000)
+        constraint created_at_is_microseconds_since_1970 check (typeof(created_at) = 'integer'),
     lane           integer,              -- null until it has been in hand
     state          text    not null default 'PENDING'
         check (state in ('PENDING', 'WAITING', 'SCHEDULED', 'PUBLISHING', 'PUBLISHED', 'FAILED', 'DISCARDED')),
