@@ -90,7 +90,7 @@ func (l *lease) claimDue(ctx context.Context, p store.ClaimParams) (*store.Claim
 		}
 	}
 	d.pick(singles)
-	if len(c.Records) == 0 && len(singles) == 0 {
+	if len(singles) == 0 && len(d.drains) == 0 {
 		if c.NextDue == dueNow {
 			c.NextDue = 0 // what is due waits for something in hand
 		}

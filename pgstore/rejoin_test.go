@@ -216,3 +216,62 @@ func TestHoldBesideClaim(t *testing.T) {
 		t.Errorf("rows %v came, want 1 and 2", rows)
 	}
 }
+
+// TestDelayedSuccessorHoldsNothing has a held key of which nothing is left but a
+// delayed event: what comes behind that one does not wait for it.
+func TestDelayedSuccessorHoldsNothing(t *testing.T) {
+	ctx := context.Background()
+	s, db := open(t, pgstore.Config{})
+	ses, err := s.Join(ctx, store.JoinParams{Relay: "r", TTL: time.Hour, Grace: time.Second,
+		Destinations: []store.Destination{{Name: "d", FromEarliest: true}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	insert := func(sql string) {
+		t.Helper()
+		if _, err := db.Exec(sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lease := acquire(t, ses)
+	pump := func(o store.Outcome) (rows []string) {
+		t.Helper()
+		for range 10 {
+			for _, kind := range []store.Kind{store.Fresh, store.Due} {
+				c, err := ses.Claim(ctx, store.ClaimParams{Lease: lease, Kind: kind, MaxRecords: 10, MaxBytes: 1 << 20})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if len(c.Records) == 0 {
+					continue
+				}
+				out := make([]store.Outcome, len(c.Records))
+				for i := range out {
+					rows = append(rows, c.Records[i].Row)
+					out[i] = o
+				}
+				for _, p := range []store.CommitParams{{Start: []*store.Claim{c}}, {Settle: []store.Settlement{{Claim: c, Outcomes: out}}}} {
+					p.Lease = lease
+					if err := ses.Commit(ctx, p); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+		}
+		return rows
+	}
+	published := store.Outcome{State: store.Published}
+	insert(oneEvent)
+	pump(store.Outcome{State: store.Failed, Attempts: 1, Class: "refused"})
+	insert(`insert into outbox_events (aggregate_type, aggregate_id, event_type, payload, event_key, available_at)
+		values ('order', '1', 'Placed', '{}', null, clock_timestamp() + interval '1 day')`)
+	pump(published) // the lease passes over it
+	if n, err := s.Skip(ctx, store.Target{Destination: "d", ID: "1"}); n != 1 || err != nil {
+		t.Fatal(n, err)
+	}
+	pump(published)
+	insert(oneEvent)
+	if rows := pump(published); len(rows) != 1 || rows[0] != "3" {
+		t.Errorf("rows %v came, want 3", rows)
+	}
+}

@@ -190,8 +190,7 @@ func (ses *session) connect(ctx context.Context) error {
 		return connectError(err)
 	}
 	lock := randomLock()
-	tag, err := conn.Exec(ctx, `select pg_advisory_lock($1)`, lock)
-	_ = tag
+	_, err = conn.Exec(ctx, `select pg_advisory_lock($1)`, lock)
 	if err == nil {
 		_, err = conn.Exec(ctx, `
 			with old as (delete from outbox_relays where lock = $2),
