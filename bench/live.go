@@ -70,6 +70,22 @@ func (w *stopwatch) wait(ctx context.Context) ([]time.Duration, error) {
 	}
 }
 
+// warm sends the first few, which find connections and leases that are still
+// being made, and forgets them.
+func (w *stopwatch) warm(ctx context.Context, one func(i int) error) error {
+	if err := paced(ctx, 100, 50, one); err != nil {
+		return err
+	}
+	if _, err := w.wait(ctx); err != nil {
+		return err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	clear(w.committed)
+	clear(w.acked)
+	return nil
+}
+
 // watching is a sink that tells a stopwatch what its inner sink delivered.
 type watching struct {
 	sink.Sink
@@ -154,8 +170,12 @@ func latencyAt(rate, n int) func(context.Context, env) (sample, sample, error) {
 		if err != nil {
 			return a, b, err
 		}
+		one := func(i int) error { return commitOne(ctx, pool, w, strconv.Itoa(i%keys)) }
+		if err := w.warm(ctx, one); err != nil {
+			return a, b, err
+		}
 		c := cpu()
-		if err := paced(ctx, rate, n, func(i int) error { return commitOne(ctx, pool, w, strconv.Itoa(i%keys)) }); err != nil {
+		if err := paced(ctx, rate, n, one); err != nil {
 			return a, b, err
 		}
 		if a.lat, err = w.wait(ctx); err != nil {
@@ -200,7 +220,7 @@ func produceAfterCommit(ctx context.Context, e env, d *database, topic string, r
 		return sample{}, err
 	}
 	w := newStopwatch()
-	err = paced(ctx, rate, n, func(i int) error {
+	one := func(i int) error {
 		if _, err := pool.Exec(ctx, `insert into orders (body) values ($1)`, make([]byte, payload)); err != nil {
 			return err
 		}
@@ -212,8 +232,11 @@ func produceAfterCommit(ctx context.Context, e env, d *database, topic string, r
 			}
 		})
 		return nil
-	})
-	if err != nil {
+	}
+	if err := w.warm(ctx, one); err != nil {
+		return sample{}, err
+	}
+	if err := paced(ctx, rate, n, one); err != nil {
 		return sample{}, err
 	}
 	lat, err := w.wait(ctx)
