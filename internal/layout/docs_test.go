@@ -34,6 +34,8 @@ func files(t *testing.T, match func(name string) bool) map[string]string {
 			return err
 		case d.IsDir() && slices.Contains([]string{".git", ".servers"}, d.Name()):
 			return filepath.SkipDir
+		case d.Name() == ".git": // in a linked worktree it is a file
+			return nil
 		}
 		name, err := filepath.Rel(root, path)
 		if err != nil || !d.Type().IsRegular() || !match(name) {
