@@ -24,6 +24,7 @@ import (
 // serialise their transactions.
 type history struct {
 	pool *pgxpool.Pool
+	hold float64 // seconds for which a transaction stays open at most, once it has written
 	mu   sync.Mutex
 	want map[string]int // committed per key
 }
@@ -37,7 +38,7 @@ func newHistory(t testing.TB, dsn string) *history {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg.MaxConns = 40
+	cfg.MaxConns = 52 // as many as write
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -102,6 +103,7 @@ func (h *history) write(ctx context.Context, r *rand.Rand, gid string) error {
 		_, _ = conn.Exec(context.WithoutCancel(ctx), `rollback`)
 		return err
 	}
+	run(`select pg_sleep($1)`, r.Float64()*h.hold)
 	switch r.IntN(10) {
 	case 0:
 		run(`rollback`)
