@@ -30,7 +30,7 @@ const (
 
 // bareColumns are columns without the payload; ?1 is there for scan's sake.
 const bareColumns = `e.id, e.event_id, e.aggregate_type, e.aggregate_id, e.event_type, e.event_key,
-	e.content_type, null, e.created_at, e.available_at, 0, nullif(?1, ?1)`
+	e.content_type, null, e.created_at, e.available_at, nullif(?1, ?1)`
 
 // view is how the leases stood when somebody looked. SQLite has no way to work
 // out a key's lane, so what a view does in other databases is done here.

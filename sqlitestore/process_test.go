@@ -97,13 +97,13 @@ func carry(ctx context.Context, set migrate.Set, path, out string) error {
 	go func() { _, _ = io.Copy(io.Discard, os.Stdin); cancel() }()
 	s, err := openSet(ctx, set, sqlitestore.Config{Path: path})
 	if err != nil {
-		return err
+		return quiet(ctx, err)
 	}
 	defer s.Close()
 	ses, err := s.Join(ctx, store.JoinParams{Relay: "r", TTL: 30 * time.Second, Grace: 50 * time.Millisecond,
 		Destinations: []store.Destination{{Name: "main", FromEarliest: true}}})
 	if err != nil {
-		return err
+		return quiet(ctx, err)
 	}
 	defer ses.Leave(context.WithoutCancel(ctx))
 	var leases []store.Lease

@@ -24,16 +24,18 @@ type row struct {
 
 // columns are what a record is made of; see scan. A payload beyond ?1 bytes is
 // left out and fetched by itself, so that a page's memory has a bound that does
-// not depend on what was written: octet_length does not load it.
+// not depend on what was written: its length takes its place, which
+// octet_length knows without loading it. Every column costs: one for length and
+// payload both, since this is what a drain spends its time on.
 const columns = `e.id, e.event_id, e.aggregate_type, e.aggregate_id, e.event_type, e.event_key,
-	e.content_type, e.headers, e.created_at, e.available_at, coalesce(octet_length(e.payload), 0),
-	case when octet_length(e.payload) <= ?1 then e.payload end`
+	e.content_type, e.headers, e.created_at, e.available_at,
+	case when octet_length(e.payload) <= ?1 then cast(e.payload as blob) else octet_length(e.payload) end`
 
 // scanner holds what the columns of a row are scanned into.
 type scanner struct {
 	now       int64
 	dest      []any
-	payload   []byte
+	payload   any // its bytes, its length, or nothing
 	key       sql.NullString
 	headers   []byte
 	available sql.NullInt64
@@ -45,16 +47,16 @@ func (s *scanner) scan(rows *sql.Rows, out *row, extra ...any) error {
 	rec := &out.rec
 	s.headers, s.payload = nil, nil
 	s.dest = append(s.dest[:0], &out.id, &rec.ID, &rec.AggregateType, &rec.AggregateID, &rec.Type, &s.key,
-		&rec.ContentType, &s.headers, &s.created, &s.available, &out.size, &s.payload)
+		&rec.ContentType, &s.headers, &s.created, &s.available, &s.payload)
 	s.dest = append(s.dest, extra...)
 	if err := rows.Scan(s.dest...); err != nil {
 		return err
 	}
-	s.fill(out, s.payload)
+	s.fill(out)
 	return nil
 }
 
-func (s *scanner) fill(out *row, payload []byte) {
+func (s *scanner) fill(out *row) {
 	rec := &out.rec
 	rec.Row = strconv.FormatInt(out.id, 10)
 	rec.Key = s.key.String
@@ -69,8 +71,12 @@ func (s *scanner) fill(out *row, payload []byte) {
 		rec.AvailableAt = time.UnixMicro(s.available.Int64).UTC()
 		out.later = s.available.Int64 > s.now
 	}
-	rec.Payload = payload
-	out.large = payload == nil && out.size > 0
+	switch v := s.payload.(type) {
+	case []byte:
+		rec.Payload, out.size = v, len(v)
+	case int64:
+		out.size, out.large = int(v), true
+	}
 }
 
 // laneOf is the lane of an event; unordered ones are spread by id.
