@@ -2,6 +2,11 @@ package pgstore
 
 import (
 	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outrider-dev/outrider/store"
 )
@@ -20,3 +25,23 @@ func Kill(s store.Session) {
 
 // DSN is the one that the store was opened with.
 func DSN(s *Store) string { return s.cfg.DSN }
+
+// Occupy takes all connections of a store's pool until free.
+func Occupy(t testing.TB, s *Store) (free func()) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	var all []*pgxpool.Conn
+	for range s.pool.Config().MaxConns {
+		c, err := s.pool.Acquire(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, c)
+	}
+	return sync.OnceFunc(func() {
+		for _, c := range all {
+			c.Release()
+		}
+	})
+}
