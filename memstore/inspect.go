@@ -74,10 +74,10 @@ func (s *Store) Status(ctx context.Context) (store.Status, error) {
 	var out store.Status
 	err := s.do(ctx, OpInspect, func(now time.Time) error {
 		for _, d := range s.destinations {
-			out.Destinations = append(out.Destinations, d.status(now))
+			out.Destinations = append(out.Destinations, d.status(now, !s.cfg.NoLiveTakeOver))
 		}
 		for _, ss := range s.sessions {
-			out.Relays = append(out.Relays, store.RelayStatus{Name: ss.relay, Seen: now.Sub(ss.seen)})
+			out.Relays = append(out.Relays, store.RelayStatus{Name: ss.relay, Seen: now.Sub(ss.seen), Gone: ss.gone(now)})
 		}
 		return nil
 	})
@@ -87,7 +87,8 @@ func (s *Store) Status(ctx context.Context) (store.Status, error) {
 	return out, err
 }
 
-func (d *destination) status(now time.Time) store.DestinationStatus {
+// status sums a destination up; live says that the end of a connection shows.
+func (d *destination) status(now time.Time, live bool) store.DestinationStatus {
 	out := store.DestinationStatus{Name: d.name}
 	blocked := map[*key]bool{}
 	for _, x := range d.open {
@@ -121,6 +122,7 @@ func (d *destination) status(now time.Time) store.DestinationStatus {
 		ls := store.LeaseStatus{ID: l.id, Lanes: l.lanes, Count: l.lanes.Len(), Epoch: l.epoch}
 		if l.owner != nil {
 			ls.Owner, ls.Expires = l.owner.relay, l.expires.Sub(now)
+			ls.Gone = live && !l.owner.killed.IsZero()
 		}
 		out.Leases = append(out.Leases, ls)
 	}

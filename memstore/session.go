@@ -58,6 +58,11 @@ func (ss *session) alive(now time.Time) bool {
 	return !ss.left && ss.killed.IsZero() && now.Before(ss.seen.Add(ss.ttl))
 }
 
+// gone reports whether others can tell that the session has ended.
+func (ss *session) gone(now time.Time) bool {
+	return !now.Before(ss.seen.Add(ss.ttl)) || !ss.killed.IsZero() && !ss.store.cfg.NoLiveTakeOver
+}
+
 // gone reports whether the lease is free to be taken.
 func (l *lease) gone(now time.Time) bool {
 	o := l.owner

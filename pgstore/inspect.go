@@ -62,14 +62,17 @@ func (s *Store) Status(ctx context.Context) (store.Status, error) {
 	}
 	sortByAge(out.Destinations)
 	rows, err = s.pool.Query(ctx, `
-		select relay, extract(epoch from clock_timestamp() - seen_at)::float8 from outbox_relays order by relay limit 1000`)
+		select relay, extract(epoch from clock_timestamp() - seen_at)::float8,
+		       expires_at < clock_timestamp() or pg_try_advisory_xact_lock_shared(lock)
+		from outbox_relays order by relay limit 1000`)
 	if err != nil {
 		return out, fmt.Errorf("pgstore: status: %w", err)
 	}
-	var name string
+	var r store.RelayStatus
 	var seen float64
-	_, err = pgx.ForEachRow(rows, []any{&name, &seen}, func() error {
-		out.Relays = append(out.Relays, store.RelayStatus{Name: name, Seen: time.Duration(seen * float64(time.Second))})
+	_, err = pgx.ForEachRow(rows, []any{&r.Name, &seen, &r.Gone}, func() error {
+		r.Seen = max(0, time.Duration(seen*float64(time.Second)))
+		out.Relays = append(out.Relays, r)
 		return nil
 	})
 	if err != nil {
@@ -90,10 +93,14 @@ func sortByAge(d []store.DestinationStatus) {
 	}
 }
 
+// leaseStatus looks who has which lanes. An owner whose lock is free is gone;
+// the lock is tried as renew does. The time since a relay left, which has put an
+// end to its leases at once, is not known.
 func (s *Store) leaseStatus(ctx context.Context) (map[string][]store.LeaseStatus, error) {
 	rows, err := s.pool.Query(ctx, `
 		select destination, lease, lanes, coalesce(owner, ''), epoch,
-		       coalesce(extract(epoch from expires_at - clock_timestamp())::float8, 0)
+		       case when isfinite(expires_at) then extract(epoch from expires_at - clock_timestamp())::float8 else 0 end,
+		       coalesce(pg_try_advisory_xact_lock_shared(owner_lock), false)
 		from outbox_leases order by destination, lease`)
 	if err != nil {
 		return nil, privilegeError(fmt.Errorf("pgstore: status: %w", err))
@@ -103,7 +110,7 @@ func (s *Store) leaseStatus(ctx context.Context) (map[string][]store.LeaseStatus
 	var l store.LeaseStatus
 	var lanes int64
 	var left float64
-	_, err = pgx.ForEachRow(rows, []any{&name, &l.ID, &lanes, &l.Owner, &l.Epoch, &left}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&name, &l.ID, &lanes, &l.Owner, &l.Epoch, &left, &l.Gone}, func() error {
 		l.Lanes = store.LaneSet(lanes)
 		l.Count = l.Lanes.Len()
 		l.Expires = time.Duration(left * float64(time.Second))

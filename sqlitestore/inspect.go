@@ -60,11 +60,10 @@ func (s *Stream) look(ctx context.Context, destination string) (*view, error) {
 		return nil, err
 	}
 	err = s.query(ctx, func(r *sql.Rows) (bool, error) {
-		var name, doc string
-		var lanes, expires int64
-		var ls store.LeaseStatus
+		var name, owner, doc string
+		var id, lanes, lock, epoch, expires int64
 		l := &viewLease{}
-		if err := r.Scan(&name, &ls.ID, &lanes, &ls.Owner, &ls.Epoch, &expires, &l.base, &doc); err != nil {
+		if err := r.Scan(&name, &id, &lanes, &owner, &lock, &epoch, &expires, &l.base, &doc); err != nil {
 			return false, err
 		}
 		if err := json.Unmarshal([]byte(doc), &l.hand); err != nil {
@@ -76,11 +75,7 @@ func (s *Stream) look(ctx context.Context, destination string) (*view, error) {
 			v.dests[name] = d
 			v.names = append(v.names, name)
 		}
-		ls.Lanes = store.LaneSet(lanes)
-		ls.Count = ls.Lanes.Len()
-		if ls.Owner != "" {
-			ls.Expires = time.Duration(expires-v.now) * time.Microsecond
-		}
+		ls := s.members.leaseStatus(id, lanes, epoch, owner, lock, expires, v.now)
 		d.leases = append(d.leases, ls)
 		for i := range d.lanes {
 			if ls.Lanes.Has(i) {
@@ -88,7 +83,7 @@ func (s *Stream) look(ctx context.Context, destination string) (*view, error) {
 			}
 		}
 		return true, nil
-	}, `select destination, lease, lanes, coalesce(owner, ''), epoch, coalesce(expires_at, 0), base, open
+	}, `select destination, lease, lanes, coalesce(owner, ''), coalesce(owner_lock, 0), epoch, coalesce(expires_at, 0), base, open
 		from outbox_leases where ?1 = '' or destination = ?1 order by destination, lease`, destination)
 	return v, err
 }

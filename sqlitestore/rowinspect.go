@@ -172,7 +172,7 @@ func (s *Rows) Status(ctx context.Context) (store.Status, error) {
 		}
 	}
 	if err == nil {
-		out.Relays, err = s.relayStatus(ctx, s.members.relays, now)
+		out.Relays, err = s.members.relayStatus(ctx, now)
 	}
 	if err != nil {
 		return out, fmt.Errorf("sqlitestore: status: %w", explain(err))
@@ -187,17 +187,12 @@ func (s *Rows) Status(ctx context.Context) (store.Status, error) {
 func (s *Rows) sum(ctx context.Context, now int64) (*tally, error) {
 	t := &tally{now: now, blocked: map[string]bool{}}
 	err := s.query(ctx, func(r *sql.Rows) (bool, error) {
-		var l store.LeaseStatus
-		var lanes, expires int64
-		err := r.Scan(&t.Name, &l.ID, &lanes, &l.Owner, &l.Epoch, &expires)
-		l.Lanes = store.LaneSet(lanes)
-		l.Count = l.Lanes.Len()
-		if l.Owner != "" {
-			l.Expires = time.Duration(expires-now) * time.Microsecond
-		}
-		t.Leases = append(t.Leases, l)
+		var id, lanes, epoch, lock, expires int64
+		var owner string
+		err := r.Scan(&t.Name, &id, &lanes, &owner, &lock, &epoch, &expires)
+		t.Leases = append(t.Leases, s.members.leaseStatus(id, lanes, epoch, owner, lock, expires, now))
 		return true, err
-	}, `select destination, lease, lanes, coalesce(owner, ''), epoch, coalesce(expires_at, 0) from outbox_row_leases order by lease`)
+	}, `select destination, lease, lanes, coalesce(owner, ''), coalesce(owner_lock, 0), epoch, coalesce(expires_at, 0) from outbox_row_leases order by lease`)
 	if err != nil || t.Leases == nil {
 		return nil, err
 	}

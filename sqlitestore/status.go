@@ -31,7 +31,7 @@ func (s *Stream) Status(ctx context.Context) (store.Status, error) {
 		out.Destinations = append(out.Destinations, t.status())
 	}
 	sortByAge(out.Destinations)
-	if out.Relays, err = s.relayStatus(ctx, s.members.relays, v.now); err != nil {
+	if out.Relays, err = s.members.relayStatus(ctx, v.now); err != nil {
 		return out, fmt.Errorf("sqlitestore: status: %w", explain(err))
 	}
 	if err := s.checkSource(ctx); err != nil {
@@ -49,17 +49,33 @@ func sortByAge(d []store.DestinationStatus) {
 	slices.SortStableFunc(d, func(a, b store.DestinationStatus) int { return cmp.Compare(b.OldestPending, a.OldestPending) })
 }
 
-func (db *database) relayStatus(ctx context.Context, table string, now int64) ([]store.RelayStatus, error) {
+func (m *members) relayStatus(ctx context.Context, now int64) ([]store.RelayStatus, error) {
 	out := []store.RelayStatus{}
-	err := db.query(ctx, func(r *sql.Rows) (bool, error) {
+	err := m.db.query(ctx, func(r *sql.Rows) (bool, error) {
 		var rs store.RelayStatus
-		var seen int64
-		err := r.Scan(&rs.Name, &seen)
+		var seen, expires, lock int64
+		err := r.Scan(&rs.Name, &seen, &expires, &lock)
 		rs.Seen = max(0, time.Duration(now-seen)*time.Microsecond)
+		rs.Gone = expires <= now || m.locks && m.free(lock)
 		out = append(out, rs)
 		return true, err
-	}, `select relay, seen_at from `+table+` order by relay limit 1000`)
+	}, `select relay, seen_at, expires_at, lock from `+m.relays+` order by relay limit 1000`)
 	return out, err
+}
+
+// leaseStatus is who has a lease; expires is 0 when its owner gave it up, which
+// says nothing of when.
+func (m *members) leaseStatus(id, lanes, epoch int64, owner string, lock, expires, now int64) store.LeaseStatus {
+	l := store.LeaseStatus{ID: id, Lanes: store.LaneSet(lanes), Owner: owner, Epoch: epoch}
+	l.Count = l.Lanes.Len()
+	if owner == "" {
+		return l
+	}
+	l.Gone = m.locks && m.free(lock)
+	if expires != 0 {
+		l.Expires = time.Duration(expires-now) * time.Microsecond
+	}
+	return l
 }
 
 // tally is a destination being summed up.

@@ -78,13 +78,22 @@ type LeaseStatus struct {
 	Count   int           `json:"lanes"`
 	Owner   string        `json:"owner,omitempty"` // "" = free
 	Epoch   int64         `json:"epoch"`
-	Expires time.Duration `json:"expires_ns"` // negative: expired
+	Expires time.Duration `json:"expires_ns"` // 0 or negative: expired, free to be taken
+	// Gone: the owner's connection has ended, and nobody has taken the lease
+	// over yet. Never set where that cannot be told.
+	Gone bool `json:"gone,omitempty"`
 }
 
-// RelayStatus shows a relay that has joined.
+// Held reports whether somebody who lives has the lease.
+func (l LeaseStatus) Held() bool { return l.Owner != "" && l.Expires > 0 && !l.Gone }
+
+// RelayStatus shows a relay that has joined and not left.
 type RelayStatus struct {
 	Name string        `json:"name"`
 	Seen time.Duration `json:"seen_ns"` // since its last sign of life
+	// Gone: it ended without leaving, or was not heard of for as long as a
+	// lease lives.
+	Gone bool `json:"gone,omitempty"`
 }
 
 // ListParams select events; zero values mean any.

@@ -13,6 +13,8 @@ var operateTests = []test{
 	{"List", testList},
 	{"Pages", testPages},
 	{"Status", testStatus},
+	{"StatusOfTheDead", testStatusOfTheDead},
+	{"StatusOfTheExpired", testStatusOfTheExpired},
 	{"Retry", testRetry},
 	{"RetryFree", testRetryFree},
 	{"RetryWaiting", testRetryWaiting},
@@ -221,6 +223,55 @@ func testStatus(b *bench) {
 	}
 	if s := of(); len(s.Leases) != 1 || s.Leases[0].Owner != "" {
 		b.t.Errorf("leases after release are %+v", s.Leases)
+	}
+}
+
+// status is how the only lease and the only relay stand.
+func (b *bench) status() (store.LeaseStatus, store.RelayStatus) {
+	b.t.Helper()
+	s, err := b.inspector().Status(b.ctx)
+	if err != nil || len(s.Destinations) != 1 || len(s.Destinations[0].Leases) != 1 || len(s.Relays) > 1 {
+		b.t.Fatalf("status: %+v, %v", s, err)
+	}
+	if len(s.Relays) == 0 {
+		return s.Destinations[0].Leases[0], store.RelayStatus{}
+	}
+	return s.Destinations[0].Leases[0], s.Relays[0]
+}
+
+// A relay whose connection has ended holds nothing, though nobody has taken
+// over yet.
+func testStatusOfTheDead(b *bench) {
+	m := b.mortalOwner()
+	if l, r := b.status(); !l.Held() || l.Gone || r.Gone {
+		b.t.Errorf("alive: %+v, %+v", l, r)
+	}
+	m.die()
+	b.until("the dead hold nothing", func() bool {
+		l, r := b.status()
+		return !l.Held() && l.Owner != "" && r.Gone
+	})
+	if l, _ := b.status(); l.Gone != b.caps.LiveTakeOver {
+		b.t.Errorf("its owner is gone: %+v, while LiveTakeOver is %v", l, b.caps.LiveTakeOver)
+	}
+}
+
+// So does one that was not heard of for as long as its leases live. One that
+// left is not shown, and its leases are free since no time at all.
+func testStatusOfTheExpired(b *bench) {
+	m := b.joinAs(terms{ttl: b.short()}).takeAll()
+	b.until("the lease expires", func() bool {
+		l, r := b.status()
+		return !l.Held() && l.Expires <= 0 && r.Gone
+	})
+	if l, _ := b.status(); l.Gone || l.Expires < -forever {
+		b.t.Errorf("expired: %+v", l)
+	}
+	if err := m.s.Leave(b.ctx); err != nil {
+		b.t.Fatal(err)
+	}
+	if l, r := b.status(); l.Held() || l.Expires > 0 || l.Expires < -forever || r.Name != "" {
+		b.t.Errorf("left: %+v, %+v", l, r)
 	}
 }
 

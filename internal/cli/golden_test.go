@@ -43,13 +43,15 @@ func (f *fakeStore) Status(context.Context) (store.Status, error) {
 				Name: "orders", OldestPending: 2*time.Hour + 4*time.Minute, OldestBlocked: 90 * time.Second, OldestFailed: 50 * time.Hour,
 				Pending: store.Count{N: 100000, Estimate: true}, Publishing: store.Count{N: 12}, Waiting: store.Count{N: 3},
 				Scheduled: store.Count{N: 1}, Failed: store.Count{N: 2}, BlockedKeys: store.Count{N: 1},
-				Leases: []store.LeaseStatus{{ID: 9007199254740993, Count: 40, Owner: "a/1", Epoch: 9007199254740993, Expires: 14 * time.Second}, {ID: 3, Count: 24}},
+				Leases: []store.LeaseStatus{{ID: 9007199254740993, Count: 40, Owner: "a/1", Epoch: 9007199254740993, Expires: 14 * time.Second}, {ID: 3, Count: 10},
+					{ID: 4, Count: 8, Owner: "b/2", Expires: -40 * time.Second}, {ID: 5, Count: 1, Owner: "b/2", Expires: -40 * time.Second},
+					{ID: 6, Count: 3, Owner: "c/3", Expires: 9 * time.Second, Gone: true}, {ID: 7, Count: 2, Owner: "d/4"}},
 			},
 		},
 		Warnings: []string{"partitions end in 2 days\nmake more"},
 	}
 	if f.relays {
-		s.Relays = []store.RelayStatus{{Name: "a/1", Seen: 250 * time.Millisecond}}
+		s.Relays = []store.RelayStatus{{Name: "a/1", Seen: 250 * time.Millisecond}, {Name: "c/3", Seen: 6 * time.Second, Gone: true}}
 	}
 	return s, nil
 }

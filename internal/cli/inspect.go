@@ -7,119 +7,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/outrider-dev/outrider"
 	"github.com/outrider-dev/outrider/store"
 )
 
 func number(n int64) string { return strconv.FormatInt(n, 10) }
-
-type statusCmd struct {
-	selection
-}
-
-func (c *statusCmd) Run(a *app) error {
-	sources, err := c.sources(a)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(a.ctx, openTimeout)
-	defer cancel()
-	var view statusView
-	var all []store.Status
-	for _, src := range sources {
-		err := withSource(a, src, "be looked into", func(i store.Inspector) error {
-			s, err := i.Status(ctx)
-			if err != nil {
-				return err
-			}
-			slices.SortStableFunc(s.Destinations, func(x, y store.DestinationStatus) int {
-				return int(min(1, max(-1, y.OldestPending-x.OldestPending)))
-			})
-			all = append(all, s)
-			view.Sources = append(view.Sources, viewStatus(src.Name, s))
-			return nil
-		})
-		if err != nil && len(sources) > 1 {
-			err = outrider.WithHint(fmt.Errorf("source %s: %w", src.Name, err), outrider.Hint(err))
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return a.print(view, func(w io.Writer) {
-		for i, s := range all {
-			if len(all) > 1 {
-				fmt.Fprintf(w, "source %s\n", sources[i].Name)
-			}
-			writeStatus(w, s)
-		}
-	}, c.next(all))
-}
-
-func writeStatus(w io.Writer, s store.Status) {
-	rows := [][]string{{"DESTINATION", "OLDEST", "PENDING", "PUBLISHING", "WAITING", "SCHEDULED", "FAILED", "BLOCKED KEYS", "LANES HELD"}}
-	for _, d := range s.Destinations {
-		held, lanes := 0, 0
-		for _, l := range d.Leases {
-			lanes += l.Count
-			if l.Owner != "" {
-				held += l.Count
-			}
-		}
-		rows = append(rows, []string{
-			d.Name, age(d.OldestPending), count(d.Pending), count(d.Publishing), count(d.Waiting), count(d.Scheduled),
-			since(d.Failed, d.OldestFailed), since(d.BlockedKeys, d.OldestBlocked), fmt.Sprintf("%d of %d", held, lanes),
-		})
-	}
-	if len(rows) == 1 {
-		fmt.Fprintln(w, "no destination is known yet: a relay has to run once")
-	} else {
-		table(w, rows...)
-	}
-	for _, r := range s.Relays {
-		fmt.Fprintf(w, "relay %s, seen %s ago\n", line(r.Name, 80), age(max(1, r.Seen)))
-	}
-	if len(s.Relays) == 0 {
-		fmt.Fprintln(w, "no relay is running")
-	}
-	for _, x := range s.Warnings {
-		fmt.Fprintf(w, "warning: %s\n", line(x, 500))
-	}
-}
-
-// since shows a number with the age of the oldest.
-func since(c store.Count, oldest time.Duration) string {
-	if c.N == 0 || oldest <= 0 {
-		return count(c)
-	}
-	return count(c) + ", " + age(oldest)
-}
-
-// next is what helps most: what failed, then what is not running.
-func (c *statusCmd) next(all []store.Status) string {
-	running, known := true, false
-	for _, s := range all {
-		for _, d := range s.Destinations {
-			known = true
-			if d.Failed.N > 0 {
-				return "outrider list --state failed" + c.flags()
-			}
-		}
-		running = running && len(s.Relays) > 0
-	}
-	switch {
-	case !running && c.File != "":
-		return "outrider run -c " + quote(c.File)
-	case !running && known: // another sink would take what is meant for these
-		return "outrider run -c FILE, with the destinations above"
-	case !running:
-		return "outrider dev" + c.flags() + " --to log:"
-	default:
-		return "outrider list" + c.flags()
-	}
-}
 
 type listCmd struct {
 	selection

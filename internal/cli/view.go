@@ -41,12 +41,16 @@ type leaseView struct {
 	Lanes   int     `json:"lanes"`
 	Owner   string  `json:"owner,omitempty"`
 	Epoch   string  `json:"epoch"`
-	Expires float64 `json:"expires_seconds"`
+	Expires float64 `json:"expires_seconds"` // negative: since then
+	// Held: its owner lives. Gone: its owner's process or connection has ended.
+	Held bool `json:"held"`
+	Gone bool `json:"gone,omitempty"`
 }
 
 type relayView struct {
 	Name string  `json:"name"`
 	Seen float64 `json:"seen_seconds"`
+	Gone bool    `json:"gone,omitempty"`
 }
 
 type entryView struct {
@@ -110,12 +114,12 @@ func viewStatus(source string, s store.Status) sourceView {
 			Leases: []leaseView{},
 		}
 		for _, l := range d.Leases {
-			dv.Leases = append(dv.Leases, leaseView{number(l.ID), l.Count, l.Owner, number(l.Epoch), seconds(l.Expires)})
+			dv.Leases = append(dv.Leases, leaseView{number(l.ID), l.Count, l.Owner, number(l.Epoch), seconds(l.Expires), l.Held(), l.Gone})
 		}
 		v.Destinations = append(v.Destinations, dv)
 	}
 	for _, r := range s.Relays {
-		v.Relays = append(v.Relays, relayView{r.Name, seconds(r.Seen)})
+		v.Relays = append(v.Relays, relayView{r.Name, seconds(r.Seen), r.Gone})
 	}
 	return v
 }
