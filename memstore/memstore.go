@@ -49,14 +49,14 @@ const (
 	OpLeave   Op = "leave"
 	OpMerge   Op = "merge"
 	OpInspect Op = "inspect" // Status, List, Show
-	OpOperate Op = "operate" // Retry, Skip
+	OpOperate Op = "operate" // Retry, Skip, Retire
 )
 
 // Fault disturbs an operation. It may block until ctx, the operation's, ends.
 // Called without any lock held.
 type Fault func(ctx context.Context, op Op) error
 
-// Store is a store.Store, Watcher, Inspector and Operator. Its methods may be
+// Store is a store.Store, Watcher, Inspector, Operator and Retirer. Its methods may be
 // called from any goroutine.
 type Store struct {
 	cfg Config
@@ -79,6 +79,7 @@ var (
 	_ store.Watcher   = (*Store)(nil)
 	_ store.Inspector = (*Store)(nil)
 	_ store.Operator  = (*Store)(nil)
+	_ store.Retirer   = (*Store)(nil)
 	_ store.Merger    = (*session)(nil)
 )
 

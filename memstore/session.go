@@ -101,7 +101,7 @@ func (ss *session) Acquire(ctx context.Context, p store.AcquireParams) ([]store.
 		case ss.left || !ss.killed.IsZero():
 			return errConnection
 		case d == nil:
-			return fmt.Errorf("memstore: unknown destination %q", p.Destination)
+			return fmt.Errorf("memstore: acquire: %w", store.Retired(p.Destination))
 		}
 		left := p.Lanes
 		for _, l := range slices.Clone(d.leases) {

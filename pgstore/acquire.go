@@ -46,6 +46,9 @@ func (ses *session) Acquire(ctx context.Context, p store.AcquireParams) ([]store
 		if err != nil {
 			return err
 		}
+		if len(free) == 0 {
+			return missing(ctx, tx, p.Destination)
+		}
 		for room := p.Lanes; room > 0 && len(free) > 0; free = free[1:] {
 			f := free[0]
 			if !f.clean {

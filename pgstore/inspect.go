@@ -423,7 +423,7 @@ func (s *Store) Retry(ctx context.Context, t store.Target) (int, error) {
 		update outbox_exceptions set state = 'WAITING', due_at = clock_timestamp(), starts = 0,
 			attempts = case when state = 'FAILED' then 0 else attempts end,
 			first_failed = case when state = 'FAILED' then null else first_failed end
-		where destination = $1 and id = any($2) and state in ('FAILED', 'WAITING', 'SCHEDULED')`)
+		where destination = $1 and id = any($2) and state in ('FAILED', 'WAITING')`)
 }
 
 // Skip implements store.Operator. The key is freed by noting where its own
@@ -432,7 +432,7 @@ func (s *Store) Skip(ctx context.Context, t store.Target) (int, error) {
 	return s.act(ctx, t, `
 		with gone as (
 			update outbox_exceptions set state = 'DISCARDED', due_at = null
-			where destination = $1 and id = any($2) and state in ('FAILED', 'WAITING', 'SCHEDULED')
+			where destination = $1 and id = any($2) and state in ('FAILED', 'WAITING')
 			returning id, event_key),
 		freed as (
 			update outbox_held_keys h set head = null, at = gone.id, freed = true from gone

@@ -103,7 +103,7 @@ func (l *lease) resolve(ctx context.Context) error {
 	var writes, epoch int64
 	err := l.ses.st.pool.QueryRow(ctx, `select writes, epoch from outbox_leases where lease = $1`, l.ID).Scan(&writes, &epoch)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return store.ErrFenced // merged into another
+		return store.ErrFenced // merged into another, or retired
 	}
 	if err != nil {
 		return fmt.Errorf("pgstore: read back lease %d: %w", l.ID, err)

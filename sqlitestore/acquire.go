@@ -35,6 +35,11 @@ func (ses *session) Acquire(ctx context.Context, p store.AcquireParams) ([]store
 		if err != nil {
 			return err
 		}
+		if len(free) == 0 {
+			if err := missing(t, p.Destination); err != nil {
+				return err
+			}
+		}
 		for room := p.Lanes; room > 0 && len(free) > 0; free = free[1:] {
 			f := free[0]
 			if f.lanes.Len() > room {

@@ -2,6 +2,7 @@ package sqlitestore
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"sync"
@@ -39,6 +40,9 @@ func (l *fence) resolve(ctx context.Context) error {
 	}
 	var writes, epoch int64
 	err := l.db.row(ctx, []any{&writes, &epoch}, `select writes, epoch from `+l.table+` where lease = ?`, l.ID)
+	if errors.Is(err, sql.ErrNoRows) {
+		return store.ErrFenced // joined with another, or retired
+	}
 	if err != nil {
 		return fmt.Errorf("sqlitestore: read back lease %d: %w", l.ID, explain(err))
 	}

@@ -22,6 +22,7 @@ var operateTests = []test{
 	{"Skip", testSkip},
 	{"SkipWaiting", testSkipWaiting},
 	{"NotInHand", testOperateNotInHand},
+	{"NotScheduled", testOperateNotScheduled},
 }
 
 func (b *bench) inspector() store.Inspector {
@@ -441,4 +442,24 @@ func testOperateNotInHand(b *bench) {
 			}
 		}
 	}
+}
+
+// What is not due yet has not come to its turn: it is neither hurried nor
+// skipped.
+func testOperateNotScheduled(b *bench) {
+	op := b.operator()
+	m := b.owner()
+	e := event("a")
+	e.Delay = forever
+	b.put(e)
+	m.idle()
+	b.operate("retry of a delayed one", func() (int, error) { return op.Retry(b.ctx, store.Target{ID: e.ID}) }, 0)
+	b.operate("skip of a delayed one", func() (int, error) { return op.Skip(b.ctx, store.Target{ID: e.ID}) }, 0)
+	m.idle()
+	for _, x := range b.standing(e.ID) {
+		if x.State != store.Scheduled {
+			b.t.Errorf("it is %+v", x)
+		}
+	}
+	b.ledger.GivenUp(mainDest, e.ID)
 }

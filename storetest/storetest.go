@@ -95,6 +95,7 @@ func Run(t *testing.T, h Harness) {
 		{"Death", deathTests},
 		{"FanOut", fanOutTests},
 		{"Operate", operateTests},
+		{"Retire", retireTests},
 		{"Concurrent", concurrentTests},
 	} {
 		t.Run(group.name, func(t *testing.T) {

@@ -42,6 +42,7 @@ type commands struct {
 
 	Retry  retryCmd  `cmd:"" group:"act" help:"Send a FAILED event again, or hurry one that waits."`
 	Skip   skipCmd   `cmd:"" group:"act" help:"Discard a FAILED or waiting event and let its key go on."`
+	Retire retireCmd `cmd:"" group:"act" help:"Forget a destination that is not wanted any more."`
 	Rebase rebaseCmd `cmd:"" group:"act" help:"Go on in another database cluster, after a restore."`
 
 	Version versionCmd `cmd:"" help:"Print the version."`

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -123,7 +124,11 @@ func withSource[T any](a *app, src config.Source, what string, f func(T) error) 
 	}
 	defer st.Close() //nolint:errcheck // what was asked for is done
 	t, ok := st.(T)
-	if !ok {
+	switch {
+	case !ok && what == "be rebased":
+		return outrider.WithHint(errors.New("this kind of database cannot be rebased"),
+			"rebase is for PostgreSQL alone, whose positions belong to one cluster; SQLite has its position in the file itself, and needs nothing after a restore")
+	case !ok:
 		return fmt.Errorf("this kind of database cannot %s", what)
 	}
 	return f(t)

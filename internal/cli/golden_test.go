@@ -28,6 +28,7 @@ type fakeStore struct {
 	store.Store
 	relays  bool
 	moved   bool
+	retired bool
 	targets []store.Target
 }
 
@@ -105,13 +106,33 @@ func (f *fakeStore) Skip(_ context.Context, t store.Target) (int, error) { retur
 
 func (f *fakeStore) operate(t store.Target) (int, error) {
 	f.targets = append(f.targets, t)
-	if t.ID == "99" {
+	for _, e := range entries {
+		if e.Row == t.ID && e.State != store.Failed {
+			return 0, nil
+		}
+	}
+	if t.ID == "99" || t.Key == "nobody's" || t.Destination == "order" {
 		return 0, nil
 	}
 	if t.ID == "broken" {
 		return 0, outrider.WithHint(errors.New("connection to postgres://app:s3cr3t@db/shop lost"), "look at s3cr3t")
 	}
 	return 1, nil
+}
+
+func (f *fakeStore) Retire(_ context.Context, name string, dry bool) (store.RetireReport, error) {
+	switch name {
+	case "served":
+		return store.RetireReport{}, fmt.Errorf("pgstore: retire %q: %w", name, store.Served("a/1", 11700*time.Millisecond))
+	case "orders":
+		f.retired = f.retired || !dry
+		return store.RetireReport{Pending: store.Count{N: 10000, Estimate: true}, Failed: store.Count{N: 2}}, nil
+	case "audit":
+		f.retired = f.retired || !dry
+		return store.RetireReport{}, nil
+	default:
+		return store.RetireReport{}, fmt.Errorf("pgstore: retire %q: %w", name, store.ErrUnknownDestination)
+	}
 }
 
 func (f *fakeStore) Rebase(_ context.Context, dry bool) (store.RebaseReport, error) {
@@ -189,6 +210,7 @@ func TestLook(t *testing.T) {
 			{"list", "--db", db}, {"list", "--db", db, "-o", "json", "--limit", "2"},
 			{"list", "--db", db, "--limit", "2", "--state", "failed", "--key", "it's", "--destination", "orders"},
 			{"list", "--db", db, "--type", "None"}, {"list", "--db", db, "--type", "None", "-o", "json"},
+			{"list", "--db", db, "--type", "None", "--destination", "order"}, {"list", "--db", db, "--type", "None", "--destination", "audit"},
 			{"list", "-c", "testdata/two.yaml"}, {"list", "--db", db, "--state", "lost"}, {"list", "--db", db, "--limit", "0"},
 		},
 		"show": {
@@ -214,16 +236,38 @@ func TestOperate(t *testing.T) {
 		{"retry", "17", "--db", db}, {"retry", "17", "--db", db, "-o", "json", "--destination", "orders"},
 		{"skip", "--key", "customer-7", "--db", db}, {"skip", "99", "--db", db}, {"retry", "--key", "nobody", "17", "--db", db},
 		{"skip", "--db", db}, {"skip", "broken", "--db", db}, {"skip", "17"}, {"skip", "17", "--db", db, "-c", "x"}, {"skip", "17", "--db", "mysql://x"},
-		{"status", "--db", db},
+		{"status", "--db", db}, {"retry", "18", "--db", db}, {"skip", "9007199254740993", "--db", db}, {"skip", "--key", "nobody's", "--db", db},
+		{"skip", "17", "--destination", "order", "--db", db},
 	} {
 		got.WriteString(call(t, f, args...))
 	}
 	got.WriteString(call(t, bareStore{}, "retry", "17", "--db", db))
 	golden(t, "operate", got.String())
-	want := []store.Target{{ID: "17"}, {ID: "17", Destination: "orders"}, {Key: "customer-7"}, {ID: "99"}, {ID: "broken"}}
+	want := []store.Target{{ID: "17"}, {ID: "17", Destination: "orders"}, {Key: "customer-7"}, {ID: "99"}, {ID: "broken"}, {ID: "18"}, {ID: "9007199254740993"}, {Key: "nobody's"}, {ID: "17", Destination: "order"}}
 	if diff := cmp.Diff(want, f.targets); diff != "" {
 		t.Errorf("targets (-want +got)\n%s", diff)
 	}
+}
+
+func TestRetire(t *testing.T) {
+	cleanEnvironment(t)
+	var got strings.Builder
+	for _, c := range []struct {
+		args    string
+		retired bool
+	}{
+		{"retire orders --dry-run", false}, {"retire orders", false}, {"retire orders --yes", true},
+		{"retire audit --dry-run", false}, {"retire audit", true}, {"retire audit -o json", true}, {"retire orders --dry-run -o json", false},
+		{"retire served", false}, {"retire oders --yes", false}, {"retire", false},
+	} {
+		f := &fakeStore{}
+		got.WriteString(call(t, f, append(strings.Fields(c.args), "--db", db)...))
+		if f.retired != c.retired {
+			t.Errorf("%s: retired is %v", c.args, f.retired)
+		}
+	}
+	got.WriteString(call(t, bareStore{}, "retire", "orders", "--db", db))
+	golden(t, "retire", got.String())
 }
 
 func TestRebase(t *testing.T) {
@@ -246,7 +290,7 @@ func TestHelp(t *testing.T) {
 	var got strings.Builder
 	for _, command := range []string{
 		"", "demo", "dev", "run", "migrate", "migrate up", "migrate status", "migrate down", "migrate sql", "migrate doorbell", "config", "config validate",
-		"status", "list", "show", "retry", "skip", "rebase", "version",
+		"status", "list", "show", "retry", "skip", "retire", "rebase", "version",
 	} {
 		got.WriteString(call(t, nil, append(strings.Fields(command), "--help")...))
 	}

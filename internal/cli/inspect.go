@@ -43,17 +43,47 @@ func (c *listCmd) Run(a *app) error {
 		if err != nil {
 			return err
 		}
-		view := listView{Entries: []entryView{}, After: page.Next}
+		none := ""
+		if len(page.Entries) == 0 && page.Next == "" {
+			if none, err = c.nothing(ctx, i); err != nil {
+				return err
+			}
+		}
+		view := listView{Entries: []entryView{}, After: page.Next, Note: none}
 		for _, e := range page.Entries {
 			view.Entries = append(view.Entries, viewEntry(e))
 		}
-		return a.print(view, func(w io.Writer) { c.write(w, page) }, c.next(page))
+		return a.print(view, func(w io.Writer) { c.write(w, page, none) }, c.next(page))
 	})
 }
 
-func (c *listCmd) write(w io.Writer, page store.Page) {
+// nothing says why a list is empty. Events stand with destinations, and before
+// a relay has run there are none to stand with.
+func (c *listCmd) nothing(ctx context.Context, i store.Inspector) (string, error) {
+	s, err := i.Status(ctx)
+	if err != nil {
+		return "", err
+	}
+	if len(s.Destinations) == 0 {
+		return "no destination is known yet, so no event stands anywhere: a relay has to run once; until then outrider show ID shows single events", nil
+	}
+	if c.Destination != "" {
+		var known []string
+		for _, d := range s.Destinations {
+			known = append(known, d.Name)
+		}
+		return "no event matches", knownDestination(c.Destination, known)
+	}
+	return "no event matches", nil
+}
+
+func (c *listCmd) write(w io.Writer, page store.Page, none string) {
+	if none != "" {
+		fmt.Fprintln(w, none)
+		return
+	}
 	if len(page.Entries) == 0 {
-		fmt.Fprintln(w, "no event matches")
+		fmt.Fprintf(w, "no event matches so far; more: outrider list%s --after %s\n", c.same(), quote(page.Next))
 		return
 	}
 	rows := [][]string{{"ROW", "CREATED", "TYPE", "KEY", "DESTINATION", "STATE", "ATTEMPTS", "WHY"}}
@@ -91,7 +121,10 @@ func (c *listCmd) same() string {
 }
 
 func (c *listCmd) next(page store.Page) string {
-	if len(page.Entries) == 0 {
+	switch {
+	case len(page.Entries) == 0 && page.Next != "":
+		return "outrider list" + c.same() + " --after " + quote(page.Next)
+	case len(page.Entries) == 0:
 		return "outrider status" + c.flags()
 	}
 	return "outrider show " + quote(page.Entries[0].Row) + c.flags()
@@ -134,8 +167,7 @@ func (c *showCmd) Run(a *app) error {
 			return err
 		}
 		if len(events) == 0 {
-			return outrider.WithHint(fmt.Errorf("there is no event %q", c.ID),
-				"it may have left with its retention; outrider list"+c.flags())
+			return noEvent(c.ID, &c.selection)
 		}
 		var view showView
 		for _, d := range events {

@@ -76,6 +76,8 @@ type listView struct {
 	Entries []entryView `json:"entries"`
 	// After is what --after takes for the next page; absent at the end.
 	After string `json:"after,omitempty"`
+	// Note says why there are no entries, where that needs saying.
+	Note string `json:"note,omitempty"`
 }
 
 type eventView struct {
