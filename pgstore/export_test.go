@@ -45,3 +45,11 @@ func Occupy(t testing.TB, s *Store) (free func()) {
 		}
 	})
 }
+
+// KnowsDead reports whether a session has seen that another relay is gone.
+func KnowsDead(s store.Session) bool {
+	ses := s.(*session)
+	ses.connMu.Lock()
+	defer ses.connMu.Unlock()
+	return len(ses.gone) > 0
+}
