@@ -340,6 +340,9 @@ func TestMigrateSQL(t *testing.T) {
 func TestMigrate(t *testing.T) {
 	cleanEnvironment(t)
 	t.Chdir(t.TempDir())
+	if err := os.WriteFile("notes.txt", []byte(strings.Repeat("not a database\n", 100)), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	var got strings.Builder
 	for _, args := range [][]string{
 		{"migrate", "status", "--db", "sqlite:shop.db"}, {"migrate", "up", "--db", "sqlite:shop.db"},
@@ -347,6 +350,7 @@ func TestMigrate(t *testing.T) {
 		{"migrate", "status", "--db", "sqlite:shop.db"}, {"migrate", "status", "--db", "sqlite:shop.db", "-o", "json"},
 		{"migrate", "up", "--db", "sqlite:shop.db", "--dialect", "postgres"}, {"migrate", "doorbell", "on", "--db", "sqlite:shop.db"}, {"migrate", "down", "--db", "sqlite:shop.db"},
 		{"status", "--db", "sqlite:other.db"}, {"migrate", "up", "--db", "sqlite:nowhere/shop.db"},
+		{"migrate", "up", "--db", "sqlite:notes.txt"}, {"migrate", "status", "--db", "sqlite:notes.txt"}, {"status", "--db", "sqlite:notes.txt"},
 	} {
 		got.WriteString(call(t, nil, args...))
 	}

@@ -101,12 +101,15 @@ func (a *app) relay(cfg *config.Config, strict bool, next string) error {
 
 type devCmd struct {
 	DB string `name:"db" env:"OUTRIDER_DB" required:"" placeholder:"DSN" help:"The database: postgres://user@host:5432/name or sqlite:path/to/file.db."`
-	To string `name:"to" required:"" placeholder:"URL" help:"The destination: kafka://host:9092/topic, nats://host:4222/subject or log:. Topic and subject may have fields of the event, as in {aggregate_type}-events."`
+	To string `name:"to" required:"" placeholder:"URL" help:"Where events go: kafka://host:9092/topic, nats://host:4222/subject, log: (standard output) or log:FILE. Topic and subject may have fields of the event, as in {aggregate_type}-events; they have to exist there, a subject in some stream."`
 }
 
 func (c *devCmd) Help() string {
-	return "Makes the tables if there are none, begins with the earliest event, and stops at the first thing that is wrong. " +
-		"Log lines go to standard error, events of log: to standard output."
+	return "Makes the tables if the database has none, then sends every event in it, oldest first, and each new one as it is committed, until Ctrl-C. " +
+		"Where it stopped it goes on the next time, under the destination name dev. " +
+		"If the database or the destination cannot be reached at the start it ends with an error, where run would wait for the destination. " +
+		"Its messages go to standard error; with --to log: the events go to standard output, a line of JSON each.\n\n" +
+		"For instance: outrider dev --db sqlite:shop.db --to log:"
 }
 
 func (c *devCmd) Run(a *app) error {

@@ -51,7 +51,7 @@ func Adhoc(db, to string) (*Config, error) {
 	if d.NATS != nil {
 		c.secrets = append(c.secrets, d.NATS.Password)
 	}
-	for _, p := range c.check() {
+	for _, p := range c.check(nil) {
 		return nil, outrider.WithHint(fmt.Errorf("%s: %s", p.Path, p.Message), targetForms)
 	}
 	return &c, nil

@@ -15,10 +15,17 @@ var nameForm = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,62}$`)
 type checker struct {
 	*Config
 	problems []Problem
+	// broken are the paths of what could not be read: what is compared with
+	// them would be found wrong for no reason of its own.
+	broken []string
 }
 
-func (c *Config) check() []Problem {
+// check compares what was read, but for what has problems already.
+func (c *Config) check(known []Problem) []Problem {
 	k := &checker{Config: c}
+	for _, p := range known {
+		k.broken = append(k.broken, p.Path)
+	}
 	k.listen()
 	k.relay()
 	k.sources()
@@ -39,11 +46,40 @@ func (k *checker) bad(path, format string, args ...any) {
 	})
 }
 
+// sound reports whether all of some blocks or values could be read.
+func (k *checker) sound(paths ...string) bool {
+	for _, p := range paths {
+		for _, b := range k.broken {
+			if within(b, p) || within(p, b) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// within reports whether a path is that of a block or of something in it.
+func within(path, block string) bool {
+	rest, ok := strings.CutPrefix(path, block)
+	return ok && (rest == "" || rest[0] == '.' || rest[0] == '[')
+}
+
+// keysSound reports whether the keys of a block are what they should be: one
+// that is misspelt is not missing as well.
+func (k *checker) keysSound(path string) bool {
+	for _, b := range k.broken {
+		if rest, ok := strings.CutPrefix(b, path+"."); ok && !strings.ContainsAny(rest, ".[") || within(path, b) {
+			return false
+		}
+	}
+	return true
+}
+
 // Off is what listen is when there is to be no endpoint.
 const Off = "off"
 
 func (k *checker) listen() {
-	if k.Listen == Off {
+	if k.Listen == Off || !k.sound("listen", "allow_remote") {
 		return
 	}
 	host, _, err := net.SplitHostPort(k.Listen)
@@ -66,6 +102,9 @@ func isLoopback(host string) bool {
 
 func (k *checker) relay() {
 	r := k.Relay
+	if !k.sound("relay") {
+		return
+	}
 	if r.Grace > r.LeaseTTL {
 		k.bad("relay.grace", "is %v, more than lease_ttl (%v)", r.Grace, r.LeaseTTL)
 	}
@@ -82,6 +121,8 @@ func (k *checker) relay() {
 
 func (k *checker) name(path, name string, seen map[string]bool) {
 	switch {
+	case !k.sound(path):
+		return
 	case !nameForm.MatchString(name):
 		k.bad(path, "is %q, want up to 63 small letters, digits, - and _, the first no sign", name)
 	case seen[name]:
@@ -96,7 +137,7 @@ func (k *checker) sources() {
 		path := fmt.Sprintf("sources[%d]", i)
 		k.name(path+".name", s.Name, seen)
 		k.oneOf(path, kinds{{"postgres", s.Postgres != nil}, {"sqlite", s.SQLite != nil}})
-		if s.SQLite != nil && s.SQLite.Path == "" {
+		if s.SQLite != nil && s.SQLite.Path == "" && k.sound(path+".sqlite") {
 			k.bad(path+".sqlite.path", "is empty")
 		}
 	}
@@ -109,6 +150,9 @@ type kinds []struct {
 }
 
 func (k *checker) oneOf(path string, blocks kinds) {
+	if !k.keysSound(path) {
+		return
+	}
 	var names, given []string
 	for _, b := range blocks {
 		names = append(names, b.name)
@@ -145,7 +189,7 @@ func (k *checker) destinations() {
 		}
 	}
 	for i, s := range k.Sources {
-		if !used[s.Name] && nameForm.MatchString(s.Name) {
+		if !used[s.Name] && nameForm.MatchString(s.Name) && k.sound("sources", "destinations") {
 			k.bad(fmt.Sprintf("sources[%d].name", i), "no destination takes its events: name the source %q in one, or remove it", s.Name)
 		}
 	}
@@ -157,6 +201,7 @@ func (k *checker) source(path string, d *Destination) {
 		names = append(names, s.Name)
 	}
 	switch {
+	case !k.sound("sources", path):
 	case d.Source == "" && len(names) == 1:
 		d.Source = names[0]
 	case d.Source == "":
@@ -172,6 +217,7 @@ func (k *checker) source(path string, d *Destination) {
 
 func (k *checker) routes(path string, d *Destination) {
 	switch {
+	case !k.keysSound(path):
 	case d.To != nil && len(d.Routes) > 0:
 		k.bad(path+".to", "stands beside routes; take one of them")
 	case d.To == nil && len(d.Routes) == 0 && d.Log == nil:
@@ -180,16 +226,19 @@ func (k *checker) routes(path string, d *Destination) {
 }
 
 func (k *checker) retry(path string, d *Destination) {
-	if d.Retry.Cap < d.Retry.Base {
+	if d.Retry.Cap < d.Retry.Base && k.sound(path+".retry") {
 		k.bad(path+".retry.cap", "is %v, less than base (%v)", d.Retry.Cap, d.Retry.Base)
 	}
-	if d.Breaker.Cap < d.Breaker.Base {
+	if d.Breaker.Cap < d.Breaker.Base && k.sound(path+".breaker") {
 		k.bad(path+".breaker.cap", "is %v, less than base (%v)", d.Breaker.Cap, d.Breaker.Base)
 	}
 }
 
 func (k *checker) kafka(path string, c *Kafka) {
 	for i, b := range c.Brokers {
+		if !k.sound(fmt.Sprintf("%s.brokers[%d]", path, i)) {
+			continue
+		}
 		if host, port, err := net.SplitHostPort(b); err != nil || host == "" || port == "" {
 			k.bad(fmt.Sprintf("%s.brokers[%d]", path, i), "is %q, want host:port", b)
 		}
@@ -198,6 +247,9 @@ func (k *checker) kafka(path string, c *Kafka) {
 }
 
 func (k *checker) nats(path string, c *NATS) {
+	if !k.sound(path) {
+		return
+	}
 	for i, s := range c.URLs {
 		u, err := url.Parse(s)
 		switch {
@@ -225,7 +277,7 @@ func (k *checker) nats(path string, c *NATS) {
 }
 
 func (k *checker) tls(path string, t *TLS) {
-	if t != nil && (t.CertFile == "") != (t.KeyFile == "") {
+	if t != nil && k.sound(path) && (t.CertFile == "") != (t.KeyFile == "") {
 		k.bad(path, "has one of cert_file and key_file; both or neither")
 	}
 }

@@ -1,8 +1,7 @@
 // Package config reads the configuration file: one strict YAML document.
 //
 // An unknown key, a wrong type, a missing or impossible value is an error that
-// names the line and the key; all that is wrong with single keys is told at
-// once, then what they have to do with each other. Each field's comment and
+// names the line and the key; all that is wrong is told at once. Each field's comment and
 // tags are its reference: docs/CONFIG.md is generated from this file.
 package config
 

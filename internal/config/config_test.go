@@ -148,6 +148,36 @@ func TestProblemsInOrder(t *testing.T) {
 	}
 }
 
+// What keys have to do with each other is told beside what is wrong with
+// others, and nothing is told that only follows from it.
+func TestProblemsOfAllStages(t *testing.T) {
+	for _, test := range []struct{ name, file, want string }{
+		{"apart", "listen: 0.0.0.0:1\nrelay: {grace: 20s}\n" + minimal("  kafka: {brokers: [k]}\n  to: a\n  ordr: x\n"),
+			"f:1: listen f:2: relay.grace f:8: destinations[0].kafka.brokers[0] f:10: destinations[0].ordr"},
+		{"a block that is misspelt", "listen: 0.0.0.0:1\nsources:\n- {name: shop, postgress: {}}\ndestinations:\n- {name: out, kafka: {broker: [k]}}",
+			"f:1: listen f:3: sources[0].postgress f:5: destinations[0] f:5: destinations[0].kafka.broker f:5: destinations[0].kafka.brokers"},
+		{"what is compared with it", "relay: {lease_ttl: x}\nallow_remote: x\nlisten: 0.0.0.0:1\n" + minimal("  nats: {urls: [], user: me}\n  to: x\n  retry: {cap: x}\n"),
+			"f:1: relay.lease_ttl f:2: allow_remote f:9: destinations[0].nats.urls f:11: destinations[0].retry.cap"},
+		{"no sources", "destinations:\n- {source: shop, log: {}}\n- {name: Out, source: shop, log: {}}", "f:1: sources f:2: destinations[0].name f:3: destinations[1].name"},
+		{"a source without a name", "sources: [{sqlite: {path: a}}]\ndestinations: [{name: d, log: {}, from: x}]", "f:1: sources[0].name f:2: destinations[0].from"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			_, err := Parse("f", []byte(test.file), environment)
+			var e *Error
+			if !errors.As(err, &e) {
+				t.Fatalf("%v, want an *Error", err)
+			}
+			var got []string
+			for _, p := range e.Problems {
+				got = append(got, fmt.Sprintf("f:%d: %s", p.Line, p.Path))
+			}
+			if got := strings.Join(got, " "); got != test.want {
+				t.Errorf("got\n%s\nwant\n%s\nof\n%v", got, test.want, err)
+			}
+		})
+	}
+}
+
 func TestInterpolation(t *testing.T) {
 	for in, want := range map[string]string{
 		"plain": "plain", "${TOPIC}": "orders", "a-${TOPIC}-${PORT}": "a-orders-9000", "${NOWHERE:-x}": "x",

@@ -47,13 +47,11 @@ func Parse(file string, data []byte, lookup func(string) (string, bool)) (*Confi
 	}
 	if root.kind == scalar || root.kind == sequence {
 		d.fail(root.position, "", "the file has to be a map of keys to values")
-	} else {
-		d.structure(root, reflect.ValueOf(c).Elem(), "")
+		return nil, &Error{File: file, Problems: d.problems}
 	}
-	if len(d.problems) == 0 {
-		c.secrets = d.secrets
-		d.problems = c.check()
-	}
+	d.structure(root, reflect.ValueOf(c).Elem(), "")
+	c.secrets = d.secrets
+	d.problems = append(d.problems, c.check(d.problems)...)
 	if len(d.problems) > 0 {
 		e := &Error{File: file, Problems: d.problems}
 		e.sort()

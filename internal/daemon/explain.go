@@ -8,9 +8,13 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"modernc.org/sqlite"
 
 	"github.com/outrider-dev/outrider"
 )
+
+// sqliteNotADB is SQLITE_NOTADB.
+const sqliteNotADB = 26
 
 // explain adds advice to an error that carries none, by what it wraps.
 func explain(err error) error {
@@ -18,6 +22,7 @@ func explain(err error) error {
 		return err
 	}
 	var pg *pgconn.PgError
+	var lite *sqlite.Error
 	if errors.As(err, &pg) {
 		if hint := postgresHint(pg.Code); hint != "" {
 			return outrider.WithHint(err, hint)
@@ -32,6 +37,8 @@ func explain(err error) error {
 		return outrider.WithHint(err, "look at host, port and database of the DSN, and whether the server is up")
 	case isUnreachable(err):
 		return outrider.WithHint(err, "look at the address, and whether the server is up")
+	case errors.As(err, &lite) && lite.Code()&0xff == sqliteNotADB:
+		return outrider.WithHint(err, "the file is there and holds something else than an SQLite database, or one that is encrypted: look at the path; a path without a file makes a new one")
 	case strings.Contains(err.Error(), "unable to open database file"):
 		return outrider.WithHint(err, "look at the path: the folder has to exist and to be writable")
 	}
