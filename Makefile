@@ -52,6 +52,11 @@ departures: servers ## relay departures while they are booked: make departures F
 	@eval "$$(scripts/servers env)" && $(GO) run ./examples/departures --db "$$OUTRIDER_TEST_POSTGRES" \
 		--kafka "$$OUTRIDER_TEST_KAFKA" $(if $(FILE),--file $(FILE)) $(ARGS)
 
+# Three quarters of an hour in full, on a machine that does nothing else. docs/BENCH.md says what it measures.
+.PHONY: bench
+bench: servers ## ratios against bare loops, 45 minutes: make bench SCENARIOS='kafka memsink' PAIRS=3
+	@eval "$$(scripts/servers env)" && $(GO) run ./bench -pairs $(or $(PAIRS),5) $(if $(JSON),-json $(JSON)) $(ARGS) $(SCENARIOS)
+
 .PHONY: lint
 lint: fmt-check ## golangci-lint where it is installed, else vet and staticcheck
 	@if command -v golangci-lint >/dev/null; then \

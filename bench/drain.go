@@ -2,386 +2,183 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"runtime"
-	"sync/atomic"
-	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/twmb/franz-go/pkg/kgo"
-
-	"github.com/outrider-dev/outrider/kafkasink"
-	"github.com/outrider-dev/outrider/pgstore"
-	"github.com/outrider-dev/outrider/relay"
-	"github.com/outrider-dev/outrider/route"
-	"github.com/outrider-dev/outrider/sink"
 )
 
-// counting is a sink that counts what is delivered and says when all is. Its
-// inner sink is nil for one that keeps nothing.
-type counting struct {
-	inner sink.Sink
-	left  *atomic.Int64
-	done  chan struct{}
-}
-
-func (c counting) Capabilities() sink.Capabilities {
-	if c.inner != nil {
-		return c.inner.Capabilities()
-	}
-	return sink.Capabilities{Order: true, OrderInFlight: true}
-}
-
-func (c counting) Close(ctx context.Context) error {
-	if c.inner != nil {
-		return c.inner.Close(ctx)
-	}
-	return nil
-}
-
-func (c counting) Publish(ctx context.Context, b sink.Batch) {
-	report := b.Report
-	b.Report = func(i int, r sink.Result) {
-		report(i, r)
-		if r.Status == sink.Delivered && c.left.Add(-1) == 0 {
-			close(c.done)
-		}
-	}
-	if c.inner != nil {
-		c.inner.Publish(ctx, b)
-		return
-	}
-	if b.Accepted != nil {
-		b.Accepted()
-	}
-	for i := range b.Messages {
-		b.Report(i, sink.Result{Status: sink.Delivered})
-	}
-}
-
-// relays drains n events with a number of relays to what makes a sink, until the
-// last one is delivered.
-func relays(ctx context.Context, dsn string, n, count int, makeSink func() (sink.Sink, error)) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	var left atomic.Int64
-	left.Store(int64(n))
-	done := make(chan struct{})
-	ended := make(chan error, count)
-	for range count {
-		st, err := pgstore.Open(ctx, pgstore.Config{DSN: dsn})
-		if err != nil {
-			return err
-		}
-		defer st.Close()
-		var inner sink.Sink
-		if makeSink != nil {
-			if inner, err = makeSink(); err != nil {
-				return err
-			}
-			defer inner.Close(context.WithoutCancel(ctx))
-		}
-		r, err := relay.New(relay.Config{Store: st, Destinations: []relay.Destination{{
-			Name: "bench", Sink: counting{inner, &left, done}, FromEarliest: true}}})
-		if err != nil {
-			return err
-		}
-		go func() { ended <- r.Run(ctx) }()
-	}
-	select {
-	case <-done:
-	case err := <-ended:
-		return errors.Join(errors.New("a relay ended early"), err)
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(10 * time.Minute):
-		return fmt.Errorf("%d of %d events are left after 10 minutes", left.Load(), n)
-	}
-	cancel()
-	for range count {
-		if err := <-ended; err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// outrider fills a database and drains it.
-func outriderDrain(ctx context.Context, e env, n, count int, makeSink func() (sink.Sink, error), before func(*database) (func(), error)) (sample, error) {
-	d, err := newDatabase(ctx, e)
+// toKafka drains n events of a database to a topic that is read along, and
+// makes sure that all have arrived, in order.
+func toKafka(ctx context.Context, e *env, d *database, n int, specs ...childSpec) (sample, error) {
+	a := newAudit(n)
+	t, err := newTopic(ctx, e, a.see)
 	if err != nil {
-		return sample{}, err
+		return nil, err
+	}
+	defer t.stop()
+	for i := range specs {
+		specs[i].DSN, specs[i].Kafka, specs[i].Topic = d.dsn, e.kafka, t.name
+	}
+	s, err := drain(ctx, n, specs...)
+	if err != nil {
+		return nil, err
+	}
+	return s, a.complete(ctx)
+}
+
+// relaySpecs are a number of relays.
+func (e *env) relaySpecs(n int) []childSpec {
+	var out []childSpec
+	for i := range n {
+		out = append(out, childSpec{Role: roleRelay, Name: fmt.Sprint("bench-", i)})
+	}
+	out[0].Profile = e.profile
+	return out
+}
+
+func drainKafka(relays int) func(context.Context, *env) (sample, error) {
+	return func(ctx context.Context, e *env) (sample, error) {
+		n := e.drained()
+		d, err := e.filled(ctx, n)
+		if err != nil {
+			return nil, err
+		}
+		defer d.drop()
+		s, err := toKafka(ctx, e, d, n, e.relaySpecs(relays)...)
+		if err != nil {
+			return nil, err
+		}
+		return s, d.expect(ctx, n, journalled)
+	}
+}
+
+func bareKafka(ctx context.Context, e *env) (sample, error) {
+	n := e.drained()
+	d, err := e.plain(ctx, n)
+	if err != nil {
+		return nil, err
 	}
 	defer d.drop()
-	if err := d.fill(ctx, n); err != nil {
-		return sample{}, err
-	}
-	if before != nil {
-		after, err := before(d)
-		if err != nil {
-			return sample{}, err
-		}
-		defer after()
-	}
-	peak := watchMemory()
-	s, err := timed(n, func() error { return relays(ctx, d.dsn, n, count, makeSink) })
-	s.note = fmt.Sprintf("peak %d MiB", peak()>>20)
-	return s, err
-}
-
-// watchMemory samples the heap in use and gives its peak.
-func watchMemory() func() uint64 {
-	runtime.GC()
-	stop, out := make(chan struct{}), make(chan uint64)
-	go func() {
-		var peak uint64
-		var m runtime.MemStats
-		t := time.NewTicker(50 * time.Millisecond)
-		defer t.Stop()
-		for {
-			select {
-			case <-stop:
-				out <- peak
-				return
-			case <-t.C:
-				runtime.ReadMemStats(&m)
-				peak = max(peak, m.HeapInuse)
-			}
-		}
-	}()
-	return func() uint64 { close(stop); return <-out }
-}
-
-func kafkaTo(e env, topic string) func() (sink.Sink, error) {
-	return func() (sink.Sink, error) {
-		rule, err := route.ParseRule("", topic)
-		if err != nil {
-			return nil, err
-		}
-		return kafkasink.New(kafkasink.Config{Brokers: []string{e.kafka}, Topics: route.Rules{rule}})
-	}
-}
-
-func drainKafka(ctx context.Context, e env) (a, b sample, err error) {
-	topic, stop, err := newTopic(ctx, e)
+	s, err := toKafka(ctx, e, d, n, childSpec{Role: roleBareKafka})
 	if err != nil {
-		return a, b, err
+		return nil, err
 	}
-	defer stop()
-	if a, err = outriderDrain(ctx, e, e.events, 1, kafkaTo(e, topic), nil); err != nil {
-		return a, b, err
-	}
-	d, err := newDatabase(ctx, e)
+	return s, d.expect(ctx, 0, undeleted)
+}
+
+// barePgoutput is filled after its slot was made, and not copied: what a slot
+// has is in the log.
+func barePgoutput(ctx context.Context, e *env) (sample, error) {
+	n := e.drained()
+	d, err := e.create(ctx, "")
 	if err != nil {
-		return a, b, err
+		return nil, err
 	}
 	defer d.drop()
-	if err := d.plain(ctx, e.events); err != nil {
-		return a, b, err
+	if err := d.makePlain(ctx); err != nil {
+		return nil, err
 	}
-	cl, err := kgo.NewClient(kgo.SeedBrokers(e.kafka), kgo.DefaultProduceTopic(topic), kgo.ProducerLinger(0),
-		kgo.ProducerBatchCompression(kgo.NoCompression()))
+	if _, err := d.conn.Exec(ctx, `create publication `+slot(d.name)+` for table outbox with (publish = 'insert')`); err != nil {
+		return nil, err
+	}
+	if _, err := d.conn.Exec(ctx, `select pg_create_logical_replication_slot($1, 'pgoutput')`, slot(d.name)); err != nil {
+		return nil, err
+	}
+	if err := d.fillPlain(ctx, n); err != nil {
+		return nil, err
+	}
+	return toKafka(ctx, e, d, n, childSpec{Role: roleBarePgoutput})
+}
+
+// drainMemory drains so many events, or 0: as many as all drains.
+func drainMemory(full int) func(context.Context, *env) (sample, error) {
+	return func(ctx context.Context, e *env) (sample, error) {
+		n := e.drained()
+		if full > 0 {
+			n = e.n(full)
+		}
+		d, err := e.filled(ctx, n)
+		if err != nil {
+			return nil, err
+		}
+		defer d.drop()
+		return d.toMemory(ctx, n, childSpec{Role: roleRelay, DSN: d.dsn, Profile: e.profile})
+	}
+}
+
+func bareMemory(ctx context.Context, e *env) (sample, error) {
+	n := e.drained()
+	d, err := e.filled(ctx, n)
 	if err != nil {
-		return a, b, err
-	}
-	defer cl.Close()
-	b, err = timed(e.events, func() error { return bareLoop(ctx, d.conn, e.events, cl) })
-	return a, b, err
-}
-
-// bareLoop is what everybody writes: lock a thousand, produce, delete, commit.
-func bareLoop(ctx context.Context, conn *pgx.Conn, n int, cl *kgo.Client) error {
-	for n > 0 {
-		tx, err := conn.Begin(ctx)
-		if err != nil {
-			return err
-		}
-		rows, err := tx.Query(ctx, `select id, event_id::text, aggregate_id, event_type, payload from outbox order by id limit 1000 for update skip locked`)
-		if err != nil {
-			return err
-		}
-		var ids []int64
-		var records []*kgo.Record
-		for rows.Next() {
-			var id int64
-			var event, key, typ string
-			var value []byte
-			if err := rows.Scan(&id, &event, &key, &typ, &value); err != nil {
-				return err
-			}
-			ids = append(ids, id)
-			records = append(records, &kgo.Record{Key: []byte(key), Value: value, Headers: []kgo.RecordHeader{
-				{Key: "id", Value: []byte(event)}, {Key: "type", Value: []byte(typ)}}})
-		}
-		if err := rows.Err(); err != nil {
-			return err
-		}
-		if err := cl.ProduceSync(ctx, records...).FirstErr(); err != nil {
-			return err
-		}
-		if _, err := tx.Exec(ctx, `delete from outbox where id = any($1)`, ids); err != nil {
-			return err
-		}
-		if err := tx.Commit(ctx); err != nil {
-			return err
-		}
-		n -= len(ids)
-	}
-	return nil
-}
-
-func drainKafkaTwo(ctx context.Context, e env) (a, b sample, err error) {
-	for i, side := range []*sample{&a, &b} {
-		topic, stop, err := newTopic(ctx, e)
-		if err != nil {
-			return a, b, err
-		}
-		*side, err = outriderDrain(ctx, e, e.events, 2-i, kafkaTo(e, topic), nil)
-		stop()
-		if err != nil {
-			return a, b, err
-		}
-	}
-	return a, b, nil
-}
-
-func drainMemory(ctx context.Context, e env) (a, b sample, err error) {
-	if a, err = outriderDrain(ctx, e, e.events, 1, nil, nil); err != nil {
-		return a, b, err
-	}
-	d, err := newDatabase(ctx, e)
-	if err != nil {
-		return a, b, err
+		return nil, err
 	}
 	defer d.drop()
-	if err := d.fill(ctx, e.events); err != nil {
-		return a, b, err
-	}
-	b, err = timed(e.events, func() error { return barePipelined(ctx, d.dsn, e.events) })
-	return a, b, err
+	return d.toMemory(ctx, n, childSpec{Role: roleBareMemory, DSN: d.dsn})
 }
 
-// barePipelined is a loop of the same statements without anything around them:
-// a page is read while the one before is noted.
-func barePipelined(ctx context.Context, dsn string, n int) error {
-	read, err := pgx.Connect(ctx, dsn)
+func (d *database) toMemory(ctx context.Context, n int, spec childSpec) (sample, error) {
+	s, err := drain(ctx, n, spec)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer read.Close(ctx)
-	write, err := pgx.Connect(ctx, dsn)
+	return s, d.expect(ctx, n, journalled)
+}
+
+// hold keeps something open in a database, on the database's own connection's
+// sister, until it is released.
+type hold func(ctx context.Context, d *database) (release func(), err error)
+
+func nothing(context.Context, *database) (func(), error) { return func() {}, nil }
+
+// oldSnapshot is a reader that never ends: it has no transaction id, and keeps
+// back all cleaning up.
+func oldSnapshot(ctx context.Context, d *database) (func(), error) {
+	return d.open(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, `select count(*) from outbox_leases`)
+}
+
+// openWriter has written an event that nobody may see yet.
+func openWriter(ctx context.Context, d *database) (func(), error) {
+	return d.open(ctx, pgx.TxOptions{}, `
+		insert into outbox_events (aggregate_type, aggregate_id, event_type, payload, event_key)
+		values ('order', 'open', 'OrderPlaced', '{}', null)`)
+}
+
+// open begins a transaction on a connection of its own, and leaves it open.
+func (d *database) open(ctx context.Context, o pgx.TxOptions, statement string) (func(), error) {
+	conn, err := pgx.Connect(ctx, d.dsn)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer write.Close(ctx)
-	if _, err := write.Exec(ctx, `insert into outbox_leases (destination, lanes, base) values ('bare', -1, pg_current_snapshot())`); err != nil {
-		return err
+	release := func() { _ = conn.Close(context.WithoutCancel(ctx)) }
+	tx, err := conn.BeginTx(ctx, o)
+	if err == nil {
+		_, err = tx.Exec(ctx, statement)
 	}
-	var snap string
-	if err := read.QueryRow(ctx, `select pg_current_snapshot()::text`).Scan(&snap); err != nil {
-		return err
+	if err != nil {
+		release()
+		return nil, err
 	}
-	noted := make(chan error, 1)
-	noted <- nil
-	at := int64(0)
-	for n > 0 {
-		rows, err := read.Query(ctx, barePage, int64(-1), 4096, at, int64(1)<<62, snap, 5000)
-		if err != nil {
-			return err
-		}
-		k := 0
-		for rows.Next() {
-			var e bareEvent
-			if err := rows.Scan(&at, &e.id, &e.aggregateType, &e.aggregateID, &e.typ, &e.key, &e.contentType, &e.headers,
-				&e.created, &e.lane, &e.later, &e.available, &e.size, &e.payload); err != nil {
-				return err
-			}
-			k++
-		}
-		if err := rows.Err(); err != nil {
-			return err
-		}
-		n -= k
-		if err := <-noted; err != nil {
-			return err
-		}
-		go func(at int64) {
-			_, err := write.Exec(ctx, `
-				with l as (update outbox_leases set writes = writes + 1, at = $1 where destination = 'bare' returning lease)
-				insert into outbox_journal (destination, lease, epoch, relay, kind, from_id, to_id, records, published)
-				select 'bare', lease, 1, 'bare', 'FRESH', $1, $1, 5000, 5000 from l`, at)
-			noted <- err
-		}(at)
-	}
-	return <-noted
+	return release, nil
 }
 
-// bareEvent is what a page's row is read into.
-type bareEvent struct {
-	id                                                [16]byte
-	aggregateType, aggregateID, typ, key, contentType string
-	headers, payload                                  []byte
-	created                                           time.Time
-	available                                         *time.Time
-	lane                                              int16
-	later                                             bool
-	size                                              int32
-}
-
-// barePage is the statement that pgstore reads a page of a backlog with.
-const barePage = `select e.id, e.event_id, e.aggregate_type, e.aggregate_id, e.event_type,
-	coalesce(e.event_key, e.aggregate_id) as key, e.content_type, e.headers,
-	e.created_at, e.lane, coalesce(e.available_at > clock_timestamp(), false) as later, e.available_at,
-	coalesce(octet_length(e.payload), 0) as size,
-	case when octet_length(e.payload) <= $2 then e.payload end as payload
-	from outbox_events e
-	where e.id > $3 and e.id <= $4 and (($1::bigint >> e.lane::int) & 1) = 1
-	  and pg_visible_in_snapshot(e.tx_id, $5::pg_snapshot)
-	order by e.id limit $6`
-
-func drainOldSnapshot(ctx context.Context, e env) (a, b sample, err error) {
-	hold := func(d *database) (func(), error) {
-		tx, err := d.conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+// drainHeld has something open from before the first event on, so none of them
+// is older than it. So the table is filled for each run, and not copied.
+func drainHeld(h hold) func(context.Context, *env) (sample, error) {
+	return func(ctx context.Context, e *env) (sample, error) {
+		n := e.drained()
+		d, err := e.empty(ctx)
 		if err != nil {
 			return nil, err
 		}
-		if _, err := tx.Exec(ctx, `select pg_current_xact_id()`); err != nil {
-			return nil, err
-		}
-		return func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }, nil
-	}
-	if a, err = outriderDrain(ctx, e, e.events, 1, nil, hold); err != nil {
-		return a, b, err
-	}
-	b, err = outriderDrain(ctx, e, e.events, 1, nil, nil)
-	return a, b, err
-}
-
-// drainOpenWriter has a transaction that has written an event, and stays open.
-func drainOpenWriter(ctx context.Context, e env) (a, b sample, err error) {
-	hold := func(d *database) (func(), error) {
-		tx, err := d.conn.Begin(ctx)
+		defer d.drop()
+		release, err := h(ctx, d)
 		if err != nil {
 			return nil, err
 		}
-		if _, err := tx.Exec(ctx, `insert into outbox_events (aggregate_type, aggregate_id, event_type, payload, event_key)
-			values ('order', 'open', 'OrderPlaced', '{}', null)`); err != nil {
+		defer release()
+		if err := d.fill(ctx, n); err != nil {
 			return nil, err
 		}
-		return func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }, nil
+		return d.toMemory(ctx, n, childSpec{Role: roleRelay, DSN: d.dsn, Profile: e.profile})
 	}
-	if a, err = outriderDrain(ctx, e, e.events, 1, nil, hold); err != nil {
-		return a, b, err
-	}
-	b, err = outriderDrain(ctx, e, e.events, 1, nil, nil)
-	return a, b, err
-}
-
-func drainBacklog(ctx context.Context, e env) (a, b sample, err error) {
-	if a, err = outriderDrain(ctx, e, 10*e.events, 1, nil, nil); err != nil {
-		return a, b, err
-	}
-	b, err = outriderDrain(ctx, e, e.events, 1, nil, nil)
-	return a, b, err
 }

@@ -6,381 +6,361 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"sync"
-	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/outrider-dev/outrider"
 	"github.com/outrider-dev/outrider/migrate"
-	"github.com/outrider-dev/outrider/outriderpgx"
-	"github.com/outrider-dev/outrider/pgstore"
-	"github.com/outrider-dev/outrider/relay"
-	"github.com/outrider-dev/outrider/sink"
 )
 
-// stopwatch measures from commit to acknowledgement, by event id.
-type stopwatch struct {
-	mu        sync.Mutex
-	committed map[string]time.Time
-	acked     map[string]time.Time
+const warmUp = 2 * time.Second
+
+// scene is a database with an application, and with relays if there are any.
+type scene struct {
+	e      *env
+	d      *database
+	t      *topic // nil: to memory
+	app    *app
+	relays []*process
+	watch  *stopwatch
 }
 
-func newStopwatch() *stopwatch {
-	return &stopwatch{committed: map[string]time.Time{}, acked: map[string]time.Time{}}
+// setting is how a scene is set.
+type setting struct {
+	kafka    bool
+	see      func(*kgo.Record) // what the consumer does; nil: there is none
+	writes   writes            // what the application writes
+	doorbell bool
+	relays   []childSpec // without addresses
 }
 
-func (w *stopwatch) commit(id string, at time.Time) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.committed[id] = at
-}
-
-func (w *stopwatch) ack(id string, at time.Time) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.acked[id] = at
-}
-
-// wait gives the latencies of all that was committed, once all has arrived.
-func (w *stopwatch) wait(ctx context.Context) ([]time.Duration, error) {
-	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		w.mu.Lock()
-		missing := 0
-		var out []time.Duration
-		for id, t := range w.committed {
-			at, ok := w.acked[id]
-			if !ok {
-				missing++
-			}
-			out = append(out, at.Sub(t))
+func newScene(ctx context.Context, e *env, s setting) (sc *scene, err error) {
+	sc = &scene{e: e, watch: newStopwatch()}
+	defer func() {
+		if err != nil {
+			sc.close()
 		}
-		w.mu.Unlock()
-		switch {
-		case missing == 0:
-			return out, nil
-		case ctx.Err() != nil:
-			return nil, ctx.Err()
-		case time.Now().After(deadline):
-			return nil, fmt.Errorf("%d events did not arrive", missing)
+	}()
+	if sc.d, err = e.empty(ctx); err != nil {
+		return sc, err
+	}
+	if s.doorbell {
+		if err := doorbell(ctx, sc.d); err != nil {
+			return sc, err
 		}
 	}
+	if sc.app, err = newApp(ctx, sc.d, s.writes); err != nil {
+		return sc, err
+	}
+	if s.kafka {
+		if sc.t, err = newTopic(ctx, e, s.see); err != nil {
+			return sc, err
+		}
+	}
+	for _, r := range s.relays {
+		r.DSN = sc.d.dsn
+		r.Doorbell = s.doorbell
+		if sc.t != nil {
+			r.Kafka, r.Topic = e.kafka, sc.t.name
+		}
+		p, err := start(r, sc.watch.acks)
+		if err != nil {
+			return sc, err
+		}
+		sc.relays = append(sc.relays, p)
+	}
+	for _, p := range sc.relays {
+		if err := p.await(ctx); err != nil {
+			return sc, err
+		}
+	}
+	return sc, nil
 }
 
-// warm sends the first few, which find connections and leases that are still
-// being made, and forgets them.
-func (w *stopwatch) warm(ctx context.Context, one func(i int) error) error {
-	if err := paced(ctx, 100, 50, one); err != nil {
+func doorbell(ctx context.Context, d *database) error {
+	db, err := sql.Open("pgx", d.dsn)
+	if err != nil {
 		return err
 	}
-	if _, err := w.wait(ctx); err != nil {
-		return err
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	clear(w.committed)
-	clear(w.acked)
-	return nil
+	return errors.Join(migrate.Doorbell(ctx, db, true), db.Close())
 }
 
-// watching is a sink that tells a stopwatch what its inner sink delivered.
-type watching struct {
-	sink.Sink
-	w *stopwatch
-}
-
-func (s watching) Publish(ctx context.Context, b sink.Batch) {
-	report := b.Report
-	messages := b.Messages
-	b.Report = func(i int, r sink.Result) {
-		if r.Status == sink.Delivered {
-			s.w.ack(messages[i].ID, time.Now())
-		}
-		report(i, r)
-	}
-	s.Sink.Publish(ctx, b)
-}
-
-// paced calls f n times at a rate.
-func paced(ctx context.Context, rate, n int, f func(i int) error) error {
-	t := time.NewTicker(time.Second / time.Duration(rate))
-	defer t.Stop()
-	for i := range n {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-t.C:
-		}
-		if err := f(i); err != nil {
+// stop stops the relays, and adds what they have used.
+func (sc *scene) stop(into sample) error {
+	for _, p := range sc.relays {
+		used, err := p.stop()
+		if err != nil {
 			return err
+		}
+		for q, v := range used {
+			into[q] += v
 		}
 	}
 	return nil
 }
 
-// running runs a relay until stop.
-func running(ctx context.Context, dsn string, cfg pgstore.Config, d ...relay.Destination) (stop func() error, err error) {
-	cfg.DSN = dsn
-	st, err := pgstore.Open(ctx, cfg)
+func (sc *scene) close() {
+	for _, p := range sc.relays {
+		_, _ = p.stop() // for who leaves by an error
+	}
+	if sc.app != nil && sc.app.pool != nil {
+		sc.app.pool.Close()
+	}
+	if sc.t != nil {
+		sc.t.stop()
+	}
+	if sc.d != nil {
+		sc.d.drop()
+	}
+}
+
+func every(string, time.Time) bool { return true }
+
+// measured is a relay that reports its deliveries.
+func (e *env) measured() []childSpec {
+	r := e.relaySpecs(1)
+	r[0].Acks = true
+	return r
+}
+
+// relayLatency is from the commit to the broker's acknowledgement in a relay,
+// which is a process of its own.
+func relayLatency(rate int) func(context.Context, *env) (sample, error) {
+	return func(ctx context.Context, e *env) (sample, error) {
+		sc, err := newScene(ctx, e, setting{kafka: true, writes: event, relays: e.measured()})
+		if err != nil {
+			return nil, err
+		}
+		defer sc.close()
+		return sc.latency(ctx, rate, e.span(20*time.Second))
+	}
+}
+
+// latency commits at a rate and measures what the relay makes of it.
+func (sc *scene) latency(ctx context.Context, rate int, run time.Duration) (sample, error) {
+	s := sample{}
+	var err error
+	s[offered], err = sc.app.commits(ctx, load{rate: rate, warm: sc.e.span(warmUp), run: run, done: sc.watch.commit})
 	if err != nil {
 		return nil, err
 	}
-	r, err := relay.New(relay.Config{Store: st, Destinations: d})
-	if err != nil {
+	if err := sc.watch.wait(ctx); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	ended := make(chan error, 1)
-	go func() { ended <- r.Run(ctx) }()
-	return func() error {
-		cancel()
-		return errors.Join(<-ended, st.Close())
-	}, nil
+	s.latencies(sc.watch.latencies(every))
+	return s, sc.stop(s)
 }
 
-// latencyAt measures at a rate, against a client that produces by itself right
-// after its commit.
-func latencyAt(rate, n int) func(context.Context, env) (sample, sample, error) {
-	return func(ctx context.Context, e env) (a, b sample, err error) {
-		topic, stop, err := newTopic(ctx, e)
+// directLatency is the same of an application that produces by itself, right
+// after its commit: as fast as can be, and lost if it dies in between.
+func directLatency(rate int) func(context.Context, *env) (sample, error) {
+	return func(ctx context.Context, e *env) (sample, error) {
+		sc, err := newScene(ctx, e, setting{kafka: true, writes: row})
 		if err != nil {
-			return a, b, err
+			return nil, err
 		}
-		defer stop()
-		d, err := newDatabase(ctx, e)
+		defer sc.close()
+		cl, err := kafkaClient(e.kafka, sc.t.name)
 		if err != nil {
-			return a, b, err
+			return nil, err
 		}
-		defer d.drop()
-		pool, err := pgxpool.New(ctx, d.dsn)
+		defer cl.Close()
+		s := sample{}
+		s[offered], err = sc.app.commits(ctx, load{rate: rate, warm: e.span(warmUp), run: e.span(20 * time.Second),
+			done: func(c commit) {
+				sc.watch.commit(c)
+				cl.Produce(ctx, plainRecord(c.id, c.key, "OrderPlaced", make([]byte, payload)), func(_ *kgo.Record, err error) {
+					if err == nil {
+						sc.watch.deliver(c.id, time.Now())
+					}
+				})
+			}})
 		if err != nil {
-			return a, b, err
+			return nil, err
 		}
-		defer pool.Close()
-		k, err := kafkaTo(e, topic)()
-		if err != nil {
-			return a, b, err
+		if err := sc.watch.wait(ctx); err != nil {
+			return nil, err
 		}
-		defer k.Close(context.WithoutCancel(ctx))
-		w := newStopwatch()
-		end, err := running(ctx, d.dsn, pgstore.Config{}, relay.Destination{Name: "bench", Sink: watching{k, w}, FromEarliest: true})
-		if err != nil {
-			return a, b, err
-		}
-		one := func(i int) error { return commitOne(ctx, pool, w, strconv.Itoa(i%keys)) }
-		if err := w.warm(ctx, one); err != nil {
-			return a, b, err
-		}
-		c := cpu()
-		if err := paced(ctx, rate, n, one); err != nil {
-			return a, b, err
-		}
-		if a.lat, err = w.wait(ctx); err != nil {
-			return a, b, err
-		}
-		a.cpu = cpu() - c
-		if err := end(); err != nil {
-			return a, b, err
-		}
-		b, err = produceAfterCommit(ctx, e, d, topic, rate, n)
-		return a, b, err
+		s.latencies(sc.watch.latencies(every))
+		return s, nil
 	}
 }
 
-// commitOne is a transaction of one event.
-func commitOne(ctx context.Context, pool *pgxpool.Pool, w *stopwatch, key string) error {
-	o, err := outrider.New(outrider.Config{Dialect: outrider.Postgres})
-	if err != nil {
-		return err
+// heldLatency has something open for a minute, in which others commit.
+func heldLatency(h hold) func(context.Context, *env) (sample, error) {
+	return func(ctx context.Context, e *env) (sample, error) {
+		sc, err := newScene(ctx, e, setting{writes: event, relays: e.measured()})
+		if err != nil {
+			return nil, err
+		}
+		defer sc.close()
+		release, err := h(ctx, sc.d)
+		if err != nil {
+			return nil, err
+		}
+		defer release()
+		return sc.latency(ctx, 200, e.span(aMinute))
 	}
-	id := outrider.NewID()
-	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		return o.Add(ctx, outriderpgx.Tx(tx), outrider.Event{ID: id, AggregateType: "order", AggregateID: key,
-			Type: "OrderPlaced", Payload: make([]byte, payload)})
-	})
-	w.commit(id, time.Now())
-	return err
 }
 
-func produceAfterCommit(ctx context.Context, e env, d *database, topic string, rate, n int) (sample, error) {
-	cl, err := kgo.NewClient(kgo.SeedBrokers(e.kafka), kgo.DefaultProduceTopic(topic), kgo.ProducerLinger(0))
-	if err != nil {
-		return sample{}, err
-	}
-	defer cl.Close()
-	pool, err := pgxpool.New(ctx, d.dsn)
-	if err != nil {
-		return sample{}, err
-	}
-	defer pool.Close()
-	if _, err := pool.Exec(ctx, `create table orders (id bigint generated always as identity primary key, body bytea)`); err != nil {
-		return sample{}, err
-	}
-	w := newStopwatch()
-	one := func(i int) error {
-		if _, err := pool.Exec(ctx, `insert into orders (body) values ($1)`, make([]byte, payload)); err != nil {
-			return err
+// burst measures the others of a key that gets very much at once. Apart, the
+// burst is for a destination of its own that is paused, and so costs this one
+// no more than the look that passes over it.
+func burst(apart bool) func(context.Context, *env) (sample, error) {
+	return func(ctx context.Context, e *env) (sample, error) {
+		relays := e.measured()
+		relays[0].Ignore, relays[0].Apart = "burst", apart
+		sc, err := newScene(ctx, e, setting{kafka: true, writes: event, relays: relays})
+		if err != nil {
+			return nil, err
 		}
-		id := strconv.Itoa(i)
-		w.commit(id, time.Now())
-		cl.Produce(ctx, &kgo.Record{Key: []byte(strconv.Itoa(i % keys)), Value: make([]byte, payload)}, func(_ *kgo.Record, err error) {
-			if err == nil {
-				w.ack(id, time.Now())
+		defer sc.close()
+		burst := make(chan error, 1)
+		began := time.Now().Add(e.span(warmUp))
+		go func() {
+			select {
+			case <-time.After(time.Until(began)):
+			case <-ctx.Done():
 			}
-		})
-		return nil
+			_, err := sc.d.conn.Exec(ctx, `
+				insert into outbox_events (aggregate_type, aggregate_id, event_type, payload, event_key)
+				select 'order', 'burst', 'OrderPlaced', decode(repeat('ab', $2), 'hex'), null from generate_series(1, $1::int)`,
+				e.n(100_000), payload)
+			burst <- err
+		}()
+		s, err := sc.latency(ctx, 100, e.span(15*time.Second))
+		return s, errors.Join(err, <-burst)
 	}
-	if err := w.warm(ctx, one); err != nil {
-		return sample{}, err
-	}
-	if err := paced(ctx, rate, n, one); err != nil {
-		return sample{}, err
-	}
-	lat, err := w.wait(ctx)
-	return sample{lat: lat}, err
-}
-
-// burst measures the others of a key that gets very much at once.
-func burst(ctx context.Context, e env) (a, b sample, err error) {
-	for i, side := range []*sample{&a, &b} {
-		if side.lat, err = burstSide(ctx, e, i == 1); err != nil {
-			return a, b, err
-		}
-	}
-	return a, b, nil
-}
-
-func burstSide(ctx context.Context, e env, apart bool) ([]time.Duration, error) {
-	topic, stop, err := newTopic(ctx, e)
-	if err != nil {
-		return nil, err
-	}
-	defer stop()
-	d, err := newDatabase(ctx, e)
-	if err != nil {
-		return nil, err
-	}
-	defer d.drop()
-	pool, err := pgxpool.New(ctx, d.dsn)
-	if err != nil {
-		return nil, err
-	}
-	defer pool.Close()
-	k, err := kafkaTo(e, topic)()
-	if err != nil {
-		return nil, err
-	}
-	defer k.Close(context.WithoutCancel(ctx))
-	w := newStopwatch()
-	dest := relay.Destination{Name: "bench", Sink: watching{k, w}, FromEarliest: true}
-	if apart { // the burst goes nowhere
-		dest.Match = func(r *outrider.Record) bool { return r.Key != "burst" }
-	}
-	end, err := running(ctx, d.dsn, pgstore.Config{}, dest)
-	if err != nil {
-		return nil, err
-	}
-	err = paced(ctx, 100, 800, func(i int) error {
-		if i == 200 {
-			go func() {
-				_, _ = pool.Exec(ctx, `insert into outbox_events (aggregate_type, aggregate_id, event_type, payload, event_key)
-					select 'order', 'burst', 'OrderPlaced', decode(repeat('ab', $1), 'hex'), null from generate_series(1, 100000)`, payload)
-			}()
-		}
-		return commitOne(ctx, pool, w, strconv.Itoa(i%keys))
-	})
-	if err != nil {
-		return nil, err
-	}
-	lat, err := w.wait(ctx)
-	return lat, errors.Join(err, end())
 }
 
 // writers measures what the outbox costs those who write: commits per second of
-// 16 of them, with a relay running.
-func writers(bell bool) func(context.Context, env) (sample, sample, error) {
-	return func(ctx context.Context, e env) (a, b sample, err error) {
-		for i, side := range []*sample{&a, &b} {
-			with := i == 0
-			if *side, err = writersSide(ctx, e, with || bell, with && bell); err != nil {
-				return a, b, err
-			}
+// 16 of them.
+func writers(events, bell bool) func(context.Context, *env) (sample, error) {
+	return func(ctx context.Context, e *env) (sample, error) {
+		const parallel = 16
+		n := e.n(20_000) / parallel
+		set := setting{writes: row, doorbell: bell}
+		if events {
+			set.writes = rowAndEvent
+			set.relays = e.relaySpecs(1)
 		}
-		return a, b, nil
+		sc, err := newScene(ctx, e, set)
+		if err != nil {
+			return nil, err
+		}
+		defer sc.close()
+		began := time.Now()
+		err = together(parallel, func(w int) error {
+			for i := range n {
+				if err := sc.app.commit(ctx, "", strconv.Itoa((w*n+i)%keys)); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		s := sample{perSecond: float64(n*parallel) / time.Since(began).Seconds()}
+		return s, errors.Join(err, sc.stop(s))
 	}
 }
 
-func writersSide(ctx context.Context, e env, events, bell bool) (sample, error) {
-	const n, parallel = 20_000, 16
-	d, err := newDatabase(ctx, e)
-	if err != nil {
-		return sample{}, err
-	}
-	defer d.drop()
-	cfg, err := pgxpool.ParseConfig(d.dsn)
-	if err != nil {
-		return sample{}, err
-	}
-	cfg.MaxConns = parallel
-	pool, err := pgxpool.NewWithConfig(ctx, cfg)
-	if err != nil {
-		return sample{}, err
-	}
-	defer pool.Close()
-	if _, err := pool.Exec(ctx, `create table orders (id bigint generated always as identity primary key, body bytea)`); err != nil {
-		return sample{}, err
-	}
-	if events {
-		if bell {
-			db, err := sql.Open("pgx", d.dsn)
-			if err != nil {
-				return sample{}, err
-			}
-			if err := errors.Join(migrate.Doorbell(ctx, db, true), db.Close()); err != nil {
-				return sample{}, err
-			}
-		}
-		var left atomic.Int64
-		left.Store(1 << 60)
-		end, err := running(ctx, d.dsn, pgstore.Config{Doorbell: bell},
-			relay.Destination{Name: "bench", Sink: counting{nil, &left, make(chan struct{})}, FromEarliest: true})
+// stall has two relays share the load; one is killed in the middle of it. What
+// counts is what a consumer sees: the longest that an event takes from its
+// commit, of the lanes of the one that was killed, and of the others.
+func stall(kill bool) func(context.Context, *env) (sample, error) {
+	return func(ctx context.Context, e *env) (sample, error) {
+		var sc *scene
+		watch := newStopwatch()
+		sc, err := newScene(ctx, e, setting{kafka: true, writes: event, relays: e.relaySpecs(2),
+			see: func(r *kgo.Record) { watch.deliver(header(r, "id"), time.Now()) }})
 		if err != nil {
-			return sample{}, err
+			return nil, err
 		}
-		defer end() //nolint:errcheck // the measure is taken
-	}
-	o, err := outrider.New(outrider.Config{Dialect: outrider.Postgres})
-	if err != nil {
-		return sample{}, err
-	}
-	return timed(n, func() error {
-		var wg sync.WaitGroup
-		errs := make(chan error, parallel)
-		for w := range parallel {
-			wg.Go(func() {
-				for i := range n / parallel {
-					err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-						if _, err := tx.Exec(ctx, `insert into orders (body) values ($1)`, make([]byte, payload)); err != nil {
-							return err
-						}
-						if !events {
-							return nil
-						}
-						return o.Add(ctx, outriderpgx.Tx(tx), outrider.Event{AggregateType: "order",
-							AggregateID: strconv.Itoa((w*1000 + i) % keys), Type: "OrderPlaced", Payload: make([]byte, payload)})
-					})
-					if err != nil {
-						errs <- err
-						return
-					}
+		defer sc.close()
+		sc.watch = watch
+		if err := sc.shared(ctx); err != nil {
+			return nil, err
+		}
+		run := e.span(8 * time.Second)
+		lanes := make(chan any, 1)
+		if kill {
+			go func() {
+				select {
+				case <-time.After(e.span(warmUp) + run*3/8):
+				case <-ctx.Done():
 				}
-			})
+				lanes <- sc.killOne(ctx)
+			}()
+		} else {
+			lanes <- laneSet(0)
 		}
-		wg.Wait()
-		close(errs)
-		return <-errs
-	})
+		s := sample{}
+		s[offered], err = sc.app.commits(ctx, load{rate: 500, warm: e.span(warmUp), run: run, done: sc.watch.commit})
+		got := <-lanes
+		if fault, ok := got.(error); ok {
+			err = errors.Join(err, fault)
+		}
+		if err != nil {
+			return nil, err
+		}
+		victim, _ := got.(laneSet)
+		if err := sc.watch.wait(ctx); err != nil {
+			return nil, err
+		}
+		longest := func(its bool) float64 {
+			return percentile(sc.watch.latencies(func(key string, _ time.Time) bool { return victim.has(key) == its }), 100).Seconds()
+		}
+		s[waitOthers] = longest(false)
+		if kill {
+			s[waitKilled] = longest(true)
+			sc.relays = sc.relays[1:]
+		}
+		return s, sc.stop(s)
+	}
+}
+
+// laneSet is a set of lanes as outbox_leases has it.
+type laneSet int64
+
+func (l laneSet) has(key string) bool { return l>>outrider.Lane(key)&1 == 1 }
+
+// shared waits until both relays have half of the lanes each, twice in a row.
+func (sc *scene) shared(ctx context.Context) error {
+	t := time.NewTicker(100 * time.Millisecond)
+	defer t.Stop()
+	calm := 0
+	for deadline := time.Now().Add(patience); calm < 2; {
+		var least, all int
+		err := sc.d.conn.QueryRow(ctx, `
+			select coalesce(min(n), 0), coalesce(sum(n), 0) from (
+				select sum(length(replace(lanes::bit(64)::text, '0', ''))) as n from outbox_leases
+				where owner is not null group by owner) o`).Scan(&least, &all)
+		switch {
+		case err != nil:
+			return err
+		case least == outrider.Lanes/2 && all == outrider.Lanes:
+			calm++
+			continue
+		case time.Now().After(deadline):
+			return fmt.Errorf("after %v the relays do not share the lanes: the smaller has %d of %d", patience, least, all)
+		}
+		calm = 0
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// killOne kills the first relay, and gives the lanes that it had, or an error.
+func (sc *scene) killOne(ctx context.Context) any {
+	var lanes laneSet
+	err := sc.d.conn.QueryRow(ctx, `select bit_or(lanes) from outbox_leases where owner = 'bench-0'`).Scan(&lanes)
+	if err != nil {
+		return err
+	}
+	sc.relays[0].kill()
+	return lanes
 }

@@ -2,150 +2,208 @@
 // one run on one machine, and prints ratios. Single figures depend on the
 // machine; the ratios are what to look at.
 //
-//	go run ./bench -postgres DSN -kafka HOST:PORT [-pairs 5] [-events 200000] [scenario ...]
+//	go run ./bench -postgres DSN -kafka HOST:PORT [-pairs 5] [-json FILE] [scenario ...]
 //
-// Scenarios: see the table in scenarios. Databases and topics are made and
-// dropped by the program.
+// docs/BENCH.md says what is measured and how. Databases, topics and files are
+// made and dropped by the program. What is measured runs in processes of its
+// own, which are this program once more.
 package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"log/slog"
 	"os"
 	"os/signal"
 	"runtime"
-	"runtime/pprof"
 	"slices"
-	"strings"
-	"text/tabwriter"
 	"time"
 )
 
-// env is what a scenario is run with.
+// env is what scenarios are run with.
 type env struct {
 	postgres string
 	kafka    string
-	events   int
-	pairs    int
+	profile  string  // file for a CPU profile of the relay's process, or of the first of two
+	events   int     // of a drain
+	scale    float64 // of the numbers of events and the seconds
+
+	copies    string            // how databases are copied
+	templates map[string]string // databases to be copied, by what is in them
+	files     map[int]string    // filled SQLite files, by their number of events
+	dir       string            // of those files
 }
 
-// sample is one side of one pair.
-type sample struct {
-	rate float64         // per second
-	lat  []time.Duration // from commit to acknowledgement; nil: not measured
-	cpu  time.Duration   // of this process
-	note string
-}
+// n is a number of events as this run is scaled.
+func (e *env) n(full int) int { return max(200, int(float64(full)*e.scale)) }
 
-// at is a percentile of the latencies.
-func (s sample) at(percent int) time.Duration {
-	if len(s.lat) == 0 {
-		return 0
-	}
-	slices.Sort(s.lat)
-	return s.lat[min(len(s.lat)-1, len(s.lat)*percent/100)]
-}
+// drained is how many events a drain has.
+func (e *env) drained() int { return e.n(e.events) }
 
-// scenario compares two sides.
-type scenario struct {
-	name    string
-	what    string
-	target  string
-	a, b    string // the sides' names; the ratio is a/b
-	measure func(ctx context.Context, e env) (a, b sample, err error)
-}
-
-var scenarios = []scenario{
-	{"kafka", "drain to Kafka, ordered, fenced, journal kept, a consumer reading along", ">= 1.5", "outrider", "bare loop", drainKafka},
-	{"kafka2", "the same with two relays", ">= 0.85", "two relays", "one relay", drainKafkaTwo},
-	{"memsink", "drain to memory", ">= 0.85", "outrider", "bare pipelined loop", drainMemory},
-	{"snapshot", "drain to memory while an old snapshot is held open", ">= 0.95", "with it", "without", drainOldSnapshot},
-	{"open", "drain to memory while a writing transaction stays open", ">= 0.95", "with it", "without", drainOpenWriter},
-	{"backlog", "drain to memory, ten times the backlog", ">= 0.9", "large", "small", drainBacklog},
-	{"latency100", "commit to ack at 100/s", "p50 <= +3 ms, p99 <= +15 ms", "outrider", "produce after commit", latencyAt(100, 1000)},
-	{"latency2000", "commit to ack at 2,000/s", "p50 <= +3 ms, p99 <= +15 ms", "outrider", "produce after commit", latencyAt(2000, 10000)},
-	{"burst", "100/s over 1,000 keys while another key gets 100,000 at once", "p99 <= 3x", "same destination", "paused one of its own", burst},
-	{"writers", "16 writers, business row and event, relay running", "reported", "with", "business row alone", writers(false)},
-	{"doorbell", "the same, doorbell on and off", ">= 0.85", "on", "off", writers(true)},
-	{"sqlite", "SQLite, drain to memory", ">= 0.8", "outrider", "bare loop", drainSQLite},
+// span is a time as this run is scaled.
+func (e *env) span(full time.Duration) time.Duration {
+	return max(100*time.Millisecond, time.Duration(float64(full)*e.scale))
 }
 
 func main() {
-	var e env
-	flag.StringVar(&e.postgres, "postgres", os.Getenv("OUTRIDER_TEST_POSTGRES"), "DSN of a PostgreSQL server, as superuser")
-	flag.StringVar(&e.kafka, "kafka", os.Getenv("OUTRIDER_TEST_KAFKA"), "address of a Kafka broker")
-	flag.IntVar(&e.events, "events", 200_000, "events per drain")
-	flag.IntVar(&e.pairs, "pairs", 5, "interleaved pairs per scenario")
-	profile := flag.String("cpuprofile", "", "write a CPU profile to this file")
-	flag.Parse()
-	if *profile != "" {
-		f, err := os.Create(*profile)
-		if err == nil {
-			err = pprof.StartCPUProfile(f)
-		}
-		if err != nil {
-			fmt.Fprintln(os.Stderr, "error:", err)
-			os.Exit(1)
-		}
-		defer pprof.StopCPUProfile()
+	if text := os.Getenv(envChild); text != "" {
+		os.Exit(childMain(text))
 	}
+	var e env
+	flag.StringVar(&e.postgres, "postgres", os.Getenv("OUTRIDER_TEST_POSTGRES"), "DSN of a PostgreSQL server with wal_level = logical, as superuser")
+	flag.StringVar(&e.kafka, "kafka", os.Getenv("OUTRIDER_TEST_KAFKA"), "address of a Kafka broker")
+	flag.StringVar(&e.profile, "cpuprofile", "", "write a CPU profile of the relay's process to this file")
+	flag.IntVar(&e.events, "events", 200_000, "events of a drain")
+	flag.Float64Var(&e.scale, "scale", 1, "scale numbers of events and times; figures of less than 1 say little")
+	pairs := flag.Int("pairs", 5, "interleaved pairs per scenario")
+	file := flag.String("json", "", "write all samples to this file")
+	flag.Usage = usage
+	flag.Parse()
 	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})))
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := run(ctx, e, flag.Args()); err != nil {
+	if err := run(ctx, &e, *pairs, *file, flag.Args()); err != nil {
 		fmt.Fprintln(os.Stderr, "error:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, e env, names []string) error {
-	fmt.Printf("%s, %d cores, %s, %d events, %d pairs\n\n", runtime.GOARCH, runtime.NumCPU(), runtime.Version(), e.events, e.pairs)
+func usage() {
+	out := flag.CommandLine.Output()
+	fmt.Fprintln(out, "usage: go run ./bench [flags] [scenario ...]")
+	flag.PrintDefaults()
+	fmt.Fprintln(out, "scenarios, all when none is named:")
 	for _, s := range scenarios {
-		if len(names) > 0 && !slices.Contains(names, s.name) {
-			continue
-		}
-		if err := compare(ctx, e, s); err != nil {
-			return fmt.Errorf("%s: %w", s.name, err)
-		}
+		fmt.Fprintf(out, "  %-18s %s: %s / %s\n", s.name, s.what, s.a.name, s.b.name)
 	}
-	return nil
 }
 
-// compare runs the pairs and prints the median of their ratios and its spread;
-// where latencies are measured, how much later the one side is.
-func compare(ctx context.Context, e env, s scenario) error {
-	fmt.Printf("%s: %s (%s / %s, target %s)\n", s.name, s.what, s.a, s.b, s.target)
-	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
-	var ratios []float64
-	for i := range e.pairs {
-		a, b, err := s.measure(ctx, e)
-		if err != nil {
-			return err
-		}
-		if a.lat != nil {
-			if i == 0 {
-				fmt.Fprintf(w, "\t%s p50\tp95\tp99\t%s p50\tp95\tp99\tp50 +\tp99 +\tp99 x\t\n", s.a, s.b)
-			}
-			ratios = append(ratios, float64(a.at(99))/float64(b.at(99)))
-			fmt.Fprintf(w, "\t%v\t%v\t%v\t%v\t%v\t%v\t%v\t%v\t%.2f\t%s\n", ms(a.at(50)), ms(a.at(95)), ms(a.at(99)), ms(b.at(50)), ms(b.at(95)), ms(b.at(99)),
-				ms(a.at(50)-b.at(50)), ms(a.at(99)-b.at(99)), ratios[i], strings.TrimSpace(a.note+" "+b.note))
-			continue
-		}
-		if i == 0 {
-			fmt.Fprintf(w, "\t%s/s\tCPU s\t%s/s\tCPU s\tratio\t\n", s.a, s.b)
-		}
-		ratios = append(ratios, a.rate/b.rate)
-		fmt.Fprintf(w, "\t%.0f\t%.1f\t%.0f\t%.1f\t%.2f\t%s\n", a.rate, a.cpu.Seconds(), b.rate, b.cpu.Seconds(), ratios[i],
-			strings.TrimSpace(a.note+" "+b.note))
+// pick finds scenarios by name; none named means all.
+func pick(names []string) ([]scenario, error) {
+	if len(names) == 0 {
+		return scenarios, nil
 	}
-	if err := w.Flush(); err != nil {
+	var out []scenario
+	for _, n := range names {
+		i := slices.IndexFunc(scenarios, func(s scenario) bool { return s.name == n })
+		if i < 0 {
+			return nil, fmt.Errorf("there is no scenario %q; -h lists them", n)
+		}
+		out = append(out, scenarios[i])
+	}
+	return out, nil
+}
+
+// run measures, and prints the table. A scenario that fails does not end the
+// others, which may have taken an hour.
+func run(ctx context.Context, e *env, pairs int, file string, names []string) error {
+	chosen, err := pick(names)
+	if err != nil {
 		return err
 	}
-	slices.Sort(ratios)
-	fmt.Printf("  median %.2f, from %.2f to %.2f\n\n", ratios[len(ratios)/2], ratios[0], ratios[len(ratios)-1])
+	if pairs < 1 || e.scale <= 0 || e.events < 1 {
+		return errors.New("-pairs, -events and -scale have to be positive")
+	}
+	if err := e.check(ctx, chosen); err != nil {
+		return err
+	}
+	defer e.close()
+	r := report{Machine: fmt.Sprintf("%s, %d cores, %s", runtime.GOARCH, runtime.NumCPU(), runtime.Version()),
+		Events: e.events, Pairs: pairs, Scale: e.scale}
+	if err := e.warm(ctx, chosen); err != nil {
+		return fmt.Errorf("warm up: %w", err)
+	}
+	var failed []error
+	for _, s := range chosen {
+		began := time.Now()
+		res, err := compare(ctx, e, s, pairs)
+		if err != nil {
+			failed = append(failed, fmt.Errorf("%s: %w", s.name, err))
+			fmt.Fprintf(os.Stderr, "%s: error: %v\n", s.name, err)
+		} else {
+			r.Results = append(r.Results, res)
+			fmt.Fprintf(os.Stderr, "%s: done in %v\n", s.name, time.Since(began).Round(time.Second))
+		}
+		if ctx.Err() != nil {
+			break
+		}
+		if file != "" {
+			failed = append(failed, r.save(file))
+		}
+	}
+	r.print(os.Stdout)
+	return errors.Join(failed...)
+}
+
+// check says what is missing before anything is begun.
+func (e *env) check(ctx context.Context, chosen []scenario) error {
+	most := needsNothing
+	for _, s := range chosen {
+		switch {
+		case s.needs >= needsPostgres && e.postgres == "":
+			return fmt.Errorf("%s needs PostgreSQL: -postgres DSN, or eval \"$(scripts/servers env)\"", s.name)
+		case s.needs >= needsKafka && e.kafka == "":
+			return fmt.Errorf("%s needs Kafka: -kafka HOST:PORT, or eval \"$(scripts/servers env)\"", s.name)
+		}
+		most = max(most, s.needs)
+	}
+	if most >= needsPostgres {
+		return e.look(ctx)
+	}
 	return nil
 }
 
-func ms(d time.Duration) string { return fmt.Sprintf("%.1f ms", float64(d.Microseconds())/1000) }
+// warm runs drains that are not measured, so that the servers' caches and
+// compilers are as warm for the first pair as for the last.
+func (e *env) warm(ctx context.Context, chosen []scenario) error {
+	most := needsNothing
+	for _, s := range chosen {
+		most = max(most, s.needs)
+	}
+	var runs []func(context.Context, *env) (sample, error)
+	switch most {
+	case needsKafka:
+		runs = append(runs, drainKafka(1), bareKafka, drainKafka(1))
+	case needsPostgres:
+		runs = append(runs, drainMemory(0), drainMemory(0))
+	}
+	for _, r := range runs {
+		if _, err := r(ctx, e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// compare measures pairs, first one side first and then the other, so that
+// neither always has the warmer machine.
+func compare(ctx context.Context, e *env, s scenario, pairs int) (result, error) {
+	res := result{scenario: s, Name: s.name, What: s.what, A: s.a.name, B: s.b.name}
+	for i := range pairs {
+		var p pair
+		order := []struct {
+			side side
+			into *sample
+		}{{s.a, &p.A}, {s.b, &p.B}}
+		if i%2 == 1 {
+			slices.Reverse(order)
+		}
+		for _, o := range order {
+			// What the last side left to be done is done before the next begins.
+			if err := e.settle(ctx, s); err != nil {
+				return res, err
+			}
+			v, err := o.side.measure(ctx, e)
+			if err != nil {
+				return res, fmt.Errorf("%s: %w", o.side.name, err)
+			}
+			*o.into = v
+			fmt.Fprintf(os.Stderr, "%s %d/%d: %s: %v\n", s.name, i+1, pairs, o.side.name, v)
+		}
+		res.Pairs = append(res.Pairs, p)
+	}
+	res.judge()
+	return res, nil
+}

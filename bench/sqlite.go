@@ -3,49 +3,72 @@ package main
 import (
 	"context"
 	"database/sql"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strconv"
-	"sync/atomic"
+	"time"
 
 	"github.com/outrider-dev/outrider"
 	"github.com/outrider-dev/outrider/migrate"
-	"github.com/outrider-dev/outrider/relay"
-	"github.com/outrider-dev/outrider/sqlitestore"
 )
 
-// drainSQLite drains a file, against a loop that reads a page and notes how far
-// it has come, with the same settings.
-func drainSQLite(ctx context.Context, e env) (a, b sample, err error) {
-	n := e.events / 4
-	for i, side := range []*sample{&a, &b} {
-		dir, err := os.MkdirTemp("", "outrider-bench")
-		if err != nil {
-			return a, b, err
-		}
-		defer os.RemoveAll(dir)
-		path := filepath.Join(dir, "outbox.db")
-		if err := fillSQLite(ctx, path, n); err != nil {
-			return a, b, err
-		}
-		run := drainOneSQLite
-		if i == 1 {
-			run = bareSQLite
-		}
-		if *side, err = timed(n, func() error { return run(ctx, path, n) }); err != nil {
-			return a, b, err
-		}
-	}
-	return a, b, nil
+func drainSQLite(ctx context.Context, e *env) (sample, error) {
+	return e.onFile(ctx, childSpec{Role: roleRelay, Profile: e.profile})
 }
 
-func fillSQLite(ctx context.Context, path string, n int) error {
-	db, err := sql.Open("sqlite", "file:"+path+"?_pragma=journal_mode(wal)&_pragma=synchronous(full)")
+func bareSQLite(ctx context.Context, e *env) (sample, error) {
+	return e.onFile(ctx, childSpec{Role: roleBareSQLite})
+}
+
+// onFile drains a copy of a filled file.
+func (e *env) onFile(ctx context.Context, spec childSpec) (sample, error) {
+	n := e.drained()
+	from, err := e.file(ctx, n)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp(e.dir, "run")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	spec.File = filepath.Join(dir, "outbox.db")
+	if err := copyFile(from, spec.File); err != nil {
+		return nil, err
+	}
+	return drain(ctx, n, spec)
+}
+
+// file is a SQLite file with n events, made once.
+func (e *env) file(ctx context.Context, n int) (string, error) {
+	if path, ok := e.files[n]; ok {
+		return path, nil
+	}
+	if e.dir == "" {
+		dir, err := os.MkdirTemp("", "outrider-bench")
+		if err != nil {
+			return "", err
+		}
+		e.dir, e.files = dir, map[int]string{}
+	}
+	path := filepath.Join(e.dir, fmt.Sprint(n, ".db"))
+	if err := fillSQLite(ctx, path, n); err != nil {
+		return "", err
+	}
+	e.files[n] = path
+	return path, nil
+}
+
+func fillSQLite(ctx context.Context, path string, n int) (err error) {
+	db, err := sql.Open("sqlite", "file:"+path+"?_pragma=journal_mode(wal)&_pragma=synchronous(normal)")
 	if err != nil {
 		return err
 	}
-	defer db.Close()
+	defer func() { err = errors.Join(err, db.Close()) }() // it writes the log into the file
 	if _, err := migrate.Up(ctx, db, migrate.Options{Dialect: outrider.SQLite}); err != nil {
 		return err
 	}
@@ -53,72 +76,136 @@ func fillSQLite(ctx context.Context, path string, n int) error {
 	if err != nil {
 		return err
 	}
-	events := make([]outrider.Event, n)
-	for i := range events {
-		events[i] = outrider.Event{AggregateType: "order", AggregateID: strconv.Itoa(i % keys), Type: "OrderPlaced", Payload: make([]byte, payload)}
-	}
-	return o.Add(ctx, db, events...)
-}
-
-func drainOneSQLite(ctx context.Context, path string, n int) error {
-	st, err := sqlitestore.OpenStream(ctx, sqlitestore.Config{Path: path})
-	if err != nil {
-		return err
-	}
-	defer st.Close()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	var left atomic.Int64
-	left.Store(int64(n))
-	done := make(chan struct{})
-	r, err := relay.New(relay.Config{Store: st, Destinations: []relay.Destination{{
-		Name: "bench", Sink: counting{nil, &left, done}, FromEarliest: true}}})
-	if err != nil {
-		return err
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- r.Run(ctx) }()
-	select {
-	case <-done:
-	case err := <-ended:
-		return err
-	}
-	cancel()
-	return <-ended
-}
-
-func bareSQLite(ctx context.Context, path string, n int) error {
-	db, err := sql.Open("sqlite", "file:"+path+"?_pragma=journal_mode(wal)&_pragma=synchronous(full)")
-	if err != nil {
-		return err
-	}
-	defer db.Close()
-	if _, err := db.ExecContext(ctx, `create table bare (at integer)`); err != nil {
-		return err
-	}
-	at := int64(0)
-	for n > 0 {
-		rows, err := db.QueryContext(ctx, `select id, event_id, aggregate_type, aggregate_id, event_type, coalesce(event_key, aggregate_id),
-			payload, content_type, headers, available_at, created_at from outbox_events where id > ? order by id limit 5000`, at)
-		if err != nil {
-			return err
+	for from := 0; from < n; from += 1000 {
+		events := make([]outrider.Event, min(1000, n-from))
+		for i := range events {
+			events[i] = outrider.Event{AggregateType: "order", AggregateID: strconv.Itoa((from + i) * 7919 % keys), Type: "OrderPlaced",
+				Payload: make([]byte, payload)}
 		}
-		for rows.Next() {
-			var event, aggregateType, aggregateID, typ, key, contentType string
-			var headers sql.NullString
-			var available, created sql.NullInt64
-			var body []byte
-			if err := rows.Scan(&at, &event, &aggregateType, &aggregateID, &typ, &key, &body, &contentType, &headers, &available, &created); err != nil {
-				return err
-			}
-			n--
-		}
-		if err := errors.Join(rows.Err(), rows.Close()); err != nil {
-			return err
-		}
-		if _, err := db.ExecContext(ctx, `insert into bare values (?)`, at); err != nil {
+		if err := o.Add(ctx, db, events...); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+func copyFile(from, to string) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.Create(to)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, in)
+	return errors.Join(err, out.Sync(), out.Close())
+}
+
+// runBareSQLite is a loop of a relay's statements with its settings: read a
+// page, note how far that goes and what was sent.
+func runBareSQLite(ctx context.Context, spec childSpec, m *meter) error {
+	dsn := "file:" + spec.File + "?_pragma=journal_mode(wal)&_pragma=synchronous(full)"
+	write, err := sql.Open("sqlite", dsn+"&_txlock=immediate")
+	if err != nil {
+		return err
+	}
+	defer write.Close()
+	read, err := sql.Open("sqlite", dsn+"&_pragma=query_only(1)")
+	if err != nil {
+		return err
+	}
+	defer read.Close()
+	page, err := read.PrepareContext(ctx, `
+		select e.id, e.event_id, e.aggregate_type, e.aggregate_id, e.event_type, e.event_key,
+			e.content_type, e.headers, e.created_at, e.available_at, coalesce(octet_length(e.payload), 0),
+			case when octet_length(e.payload) <= ?1 then e.payload end
+		from outbox_events e where e.id > ?2 and e.id <= ?3 order by e.id`)
+	if err != nil {
+		return err
+	}
+	defer page.Close() //nolint:errcheck // it only read
+	var lease int64
+	if err := write.QueryRowContext(ctx, `insert into outbox_leases (destination, lanes, owner, epoch) values ('bare', -1, 'bare', 1) returning lease`).
+		Scan(&lease); err != nil {
+		return err
+	}
+	m.begin(time.Now())
+	at := int64(0)
+	for left := spec.Events; left > 0; {
+		events, err := barePageSQLite(ctx, page, at)
+		if err != nil {
+			return err
+		}
+		if len(events) == 0 {
+			return errShort
+		}
+		from := at
+		at = events[len(events)-1].id
+		if err := bareNoteSQLite(ctx, write, lease, from, at, len(events)); err != nil {
+			return err
+		}
+		left -= len(events)
+		m.count(len(events), len(events))
+	}
+	return nil
+}
+
+// bareRow is what a row is read into.
+type bareRow struct {
+	id                                           int64
+	event, aggregateType, aggregateID, typ, kind string
+	key                                          sql.NullString
+	headers, payload                             []byte
+	created, size                                int64
+	available                                    sql.NullInt64
+}
+
+func barePageSQLite(ctx context.Context, page *sql.Stmt, at int64) ([]bareRow, error) {
+	rows, err := page.QueryContext(ctx, 4096, at, int64(1)<<62)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	events := make([]bareRow, 0, 5000)
+	for len(events) < 5000 && rows.Next() {
+		events = append(events, bareRow{})
+		e := &events[len(events)-1]
+		if err := rows.Scan(&e.id, &e.event, &e.aggregateType, &e.aggregateID, &e.typ, &e.key, &e.kind, &e.headers,
+			&e.created, &e.available, &e.size, &e.payload); err != nil {
+			return nil, err
+		}
+	}
+	return events, rows.Err()
+}
+
+func bareNoteSQLite(ctx context.Context, db *sql.DB, lease, from, to int64, n int) error {
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	hand, err := json.Marshal(map[string]any{"open": []any{map[string]any{"page": 1, "from": from, "to": to, "n": n}}})
+	if err != nil {
+		return err
+	}
+	var now int64
+	if err := tx.QueryRowContext(ctx, `select cast(round((julianday('now') - 2440587.5) * 86400000.0) as integer) * 1000`).Scan(&now); err != nil {
+		return err
+	}
+	for _, s := range []struct {
+		query string
+		args  []any
+	}{
+		{`update outbox_leases set writes = writes + 1 where lease = ? and epoch = ?`, []any{lease, 1}},
+		{`update outbox_leases set base = ?, page = max(page, ?), open = ?, expires_at = ? where lease = ?`, []any{to, 1, string(hand), now + 15_000_000, lease}},
+		{`insert into outbox_journal (destination, lease, epoch, relay, kind, from_id, to_id, records, published, receipts)
+			values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`, []any{"bare", lease, 1, "bare", "FRESH", from, to, n, n, "[]"}},
+	} {
+		if _, err := tx.ExecContext(ctx, s.query, s.args...); err != nil {
+			return err
+		}
+	}
+	return tx.Commit()
 }
