@@ -36,6 +36,8 @@ type Relay struct {
 	log   *logger
 	dests []*destination
 
+	failures *failures
+
 	made    time.Time
 	ran     atomic.Bool
 	cut     chan struct{}
@@ -68,6 +70,7 @@ func New(cfg Config) (*Relay, error) {
 		cut:      make(chan struct{}),
 		storeErr: map[string]error{},
 	}
+	r.failures = newFailures(r.log)
 	r.keeper.relay = r
 	for _, d := range c.Destinations {
 		r.dests = append(r.dests, newDestination(r, d))

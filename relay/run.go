@@ -34,6 +34,8 @@ func (r *Relay) run(ctx context.Context) error {
 	var beside sync.WaitGroup
 	beside.Go(func() { r.watch(ctx) })
 	beside.Go(func() { r.maintainNow(ctx) })
+	beside.Go(func() { r.failures.run(ctx) })
+	defer r.failures.sum()
 	for sess != nil {
 		m := newMembership(r, sess)
 		kctx, stop := context.WithCancel(context.Background())

@@ -293,9 +293,7 @@ func (w *worker) tellOutcomes(k *work, outcomes []store.Outcome) {
 			if o.Free {
 				w.wantDue = true
 			}
-			w.relay.log.seldom("failed "+w.dest.Name+o.Class, "an event was given up and needs somebody",
-				"destination", w.dest.Name, "event", k.rec(i).ID, "row", k.rec(i).Row, "type", k.rec(i).Type,
-				"class", o.Class, "attempts", o.Attempts, "error", o.Message)
+			w.relay.failures.note(w.dest.Name, k.rec(i), o)
 		default:
 			continue
 		}
