@@ -53,3 +53,6 @@ func KnowsDead(s store.Session) bool {
 	defer ses.connMu.Unlock()
 	return len(ses.gone) > 0
 }
+
+// WarnOf sets the age of transactions from which on they are warned of.
+func WarnOf(s *Store, age time.Duration) { s.oldTx = age }

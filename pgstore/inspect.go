@@ -78,6 +78,9 @@ func (s *Store) Status(ctx context.Context) (store.Status, error) {
 	if err != nil {
 		return out, fmt.Errorf("pgstore: status: %w", err)
 	}
+	if err := s.oldestTransaction(ctx, &out); err != nil {
+		return out, fmt.Errorf("pgstore: status: %w", err)
+	}
 	if err := s.checkSource(ctx); err != nil {
 		out.Warnings = append(out.Warnings, strings.TrimPrefix(err.Error(), "pgstore: ")+"; "+outrider.Hint(err))
 	}

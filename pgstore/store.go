@@ -97,6 +97,8 @@ type Store struct {
 	cfg  Config
 	pool *pgxpool.Pool
 	sql  statements
+	// oldTx is the age of transactions that are warned of.
+	oldTx time.Duration
 }
 
 var (
@@ -122,7 +124,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pgstore: %w", err)
 	}
-	s := &Store{cfg: cfg, pool: pool}
+	s := &Store{cfg: cfg, pool: pool, oldTx: oldTransaction}
 	if err := s.probe(ctx); err != nil {
 		pool.Close()
 		return nil, err

@@ -51,6 +51,9 @@ type Count struct {
 type Status struct {
 	Destinations []DestinationStatus `json:"destinations"`
 	Relays       []RelayStatus       `json:"relays"`
+	// OldestTransaction is for how long the oldest transaction has been open
+	// that keeps the database from tidying up; 0: none that is known.
+	OldestTransaction time.Duration `json:"oldest_transaction_ns"`
 	// Warnings are findings that need somebody, each with its fix.
 	Warnings []string `json:"warnings,omitempty"`
 }

@@ -25,6 +25,7 @@ import (
 //	outrider_failed_events{destination}                     given up; a person has to look
 //	outrider_blocked_keys{destination}                      keys that are held back
 //	outrider_count_is_estimate{destination}                 1 if one of these numbers is capped or estimated
+//	outrider_oldest_transaction_timestamp_seconds           when the oldest open transaction that keeps the database from tidying up began; 0: none
 //	outrider_collector_errors_total                         times that the database could not be asked
 //	outrider_collector_last_success_timestamp_seconds       when it was asked last
 //
@@ -39,6 +40,7 @@ type databaseGauges struct {
 	oldestPending, oldestBlocked, oldestFailed        *prometheus.Desc
 	pending, publishing, waiting, scheduled, failed   *prometheus.Desc
 	blockedKeys, isEstimate, errorsTotal, lastSuccess *prometheus.Desc
+	oldestTransaction                                 *prometheus.Desc
 
 	mu     sync.Mutex
 	status store.Status
@@ -62,6 +64,7 @@ func newDatabaseGauges(source string, i store.Inspector, every time.Duration, lo
 	g.failed = of("failed_events", "Events given up; a person has to look.", by)
 	g.blockedKeys = of("blocked_keys", "Keys that are held back.", by)
 	g.isEstimate = of("count_is_estimate", "1 if one of the numbers is capped or estimated.", by)
+	g.oldestTransaction = of("oldest_transaction_timestamp_seconds", "When the oldest open transaction that keeps the database from tidying up began; 0: none.")
 	g.errorsTotal = of("collector_errors_total", "Times that the database could not be asked.")
 	g.lastSuccess = of("collector_last_success_timestamp_seconds", "When the database was asked last.")
 	return g
@@ -100,7 +103,7 @@ func (g *databaseGauges) ask(ctx context.Context) {
 func (g *databaseGauges) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		g.oldestPending, g.oldestBlocked, g.oldestFailed, g.pending, g.publishing, g.waiting, g.scheduled, g.failed,
-		g.blockedKeys, g.isEstimate, g.errorsTotal, g.lastSuccess,
+		g.blockedKeys, g.isEstimate, g.oldestTransaction, g.errorsTotal, g.lastSuccess,
 	} {
 		ch <- d
 	}
@@ -118,13 +121,14 @@ func (g *databaseGauges) Collect(ch chan<- prometheus.Metric) {
 	if time.Since(g.at) > 3*g.every {
 		return
 	}
-	for _, d := range g.status.Destinations {
-		since := func(age time.Duration) float64 {
-			if age <= 0 {
-				return 0
-			}
-			return unix(g.at.Add(-age))
+	since := func(age time.Duration) float64 {
+		if age <= 0 {
+			return 0
 		}
+		return unix(g.at.Add(-age))
+	}
+	gauge(g.oldestTransaction, since(g.status.OldestTransaction))
+	for _, d := range g.status.Destinations {
 		gauge(g.oldestPending, since(d.OldestPending), d.Name)
 		gauge(g.oldestBlocked, since(d.OldestBlocked), d.Name)
 		gauge(g.oldestFailed, since(d.OldestFailed), d.Name)

@@ -50,7 +50,7 @@ func shown(t *testing.T, c prometheus.Collector) []string {
 }
 
 func TestDatabaseGauges(t *testing.T) {
-	i := &inspector{status: store.Status{Destinations: []store.DestinationStatus{{
+	i := &inspector{status: store.Status{OldestTransaction: 6 * time.Minute, Destinations: []store.DestinationStatus{{
 		Name: "kafka", OldestPending: 90 * time.Second, OldestFailed: time.Hour,
 		Pending: store.Count{N: 1000, Estimate: true}, Publishing: store.Count{N: 2}, Waiting: store.Count{N: 3},
 		Scheduled: store.Count{N: 4}, Failed: store.Count{N: 5}, BlockedKeys: store.Count{N: 6},
@@ -74,6 +74,7 @@ func TestDatabaseGauges(t *testing.T) {
 		"outrider_oldest_blocked_timestamp_seconds{destination=kafka,source=shop} 0",
 		fmt.Sprintf("outrider_oldest_failed_timestamp_seconds{destination=kafka,source=shop} %v", unix(asked.Add(-time.Hour))),
 		fmt.Sprintf("outrider_oldest_pending_timestamp_seconds{destination=kafka,source=shop} %v", unix(asked.Add(-90*time.Second))),
+		fmt.Sprintf("outrider_oldest_transaction_timestamp_seconds{source=shop} %v", unix(asked.Add(-6*time.Minute))),
 		"outrider_pending_events{destination=kafka,source=shop} 1000",
 		"outrider_publishing_events{destination=kafka,source=shop} 2",
 		"outrider_scheduled_events{destination=kafka,source=shop} 4",

@@ -1,0 +1,128 @@
+package pgstore
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outrider-dev/outrider/store"
+)
+
+// PGO-01: beside a snapshot that is older than all work, a claim touches as many
+// pages as without it, however many commits have left dead rows since: it reads
+// rows that never change. What a relay writes grows, by a page in ten commits at
+// most.
+func TestOldSnapshotCostsClaimsNothing(t *testing.T) {
+	const rounds = 300
+	var free, held map[string]int
+	t.Run("free", func(t *testing.T) { free = pagesAfter(t, openStore(t), rounds) })
+	t.Run("held", func(t *testing.T) {
+		ctx := context.Background()
+		s := openStore(t)
+		conn, err := pgx.Connect(ctx, s.cfg.DSN)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close(ctx) //nolint:errcheck // the database goes with the test
+		if _, err := conn.Exec(ctx, `begin isolation level repeatable read; select count(*) from pg_class`); err != nil {
+			t.Fatal(err)
+		}
+		held = pagesAfter(t, s, rounds)
+	})
+	for what, pages := range held {
+		more := 3 // a page may have split
+		if what == leaseWritten || what == dueRead {
+			more += 4 * rounds / 10
+		}
+		if pages > free[what]+more {
+			t.Errorf("%s touches %d pages, %d without the snapshot", what, pages, free[what])
+		}
+	}
+	if held[leaseWritten] < rounds/20 {
+		t.Errorf("the snapshot held nothing: a lease's update touches %d pages", held[leaseWritten])
+	}
+	t.Logf("free %v, held %v", free, held)
+}
+
+const (
+	leaseWritten = "a lease's update"
+	dueRead      = "due exceptions"
+)
+
+// pagesAfter counts what statements touch after rounds of an event that is
+// retried once, four commits each.
+func pagesAfter(t *testing.T, s *Store, rounds int) map[string]int {
+	t.Helper()
+	ctx := context.Background()
+	ses, err := s.Join(ctx, store.JoinParams{Relay: "r", TTL: time.Hour, Grace: time.Second,
+		Destinations: []store.Destination{{Name: "d", FromEarliest: true}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ses.Leave(ctx) //nolint:errcheck // the database goes with the test
+	leases, err := ses.Acquire(ctx, store.AcquireParams{Destination: "d", Lanes: 64})
+	if err != nil || len(leases) != 1 {
+		t.Fatalf("acquired %+v, %v", leases, err)
+	}
+	turn := func(kind store.Kind, o store.Outcome) {
+		var c *store.Claim
+		for range 100 { // now and then a claim is refused so that keys can rejoin their lease
+			var err error
+			if c, err = ses.Claim(ctx, store.ClaimParams{Kind: kind, Lease: leases[0], MaxRecords: 100, MaxBytes: 1 << 20}); err != nil {
+				t.Fatal(err)
+			}
+			if len(c.Records) > 0 {
+				break
+			}
+		}
+		if len(c.Records) != 1 {
+			t.Fatalf("claimed %+v", c)
+		}
+		for _, p := range []store.CommitParams{
+			{Start: []*store.Claim{c}},
+			{Settle: []store.Settlement{{Claim: c, Outcomes: []store.Outcome{o}}}},
+		} {
+			p.Lease = leases[0]
+			if err := ses.Commit(ctx, p); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	var xmax uint64 // of the last round
+	for i := range rounds {
+		if err := s.pool.QueryRow(ctx, `
+			insert into outbox_events (aggregate_type, aggregate_id, event_type, payload, event_key)
+			values ('order', $1, 'Placed', '{}', null) returning tx_id`, itoa(int64(i))).Scan(&xmax); err != nil {
+			t.Fatal(err)
+		}
+		turn(store.Fresh, store.Outcome{State: store.Waiting, Attempts: 1})
+		turn(store.Due, store.Outcome{State: store.Published})
+	}
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	n := int64(rounds)
+	var snap string
+	if err := conn.QueryRow(ctx, `select pg_current_snapshot()::text`).Scan(&snap); err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]int{}
+	for _, c := range []struct{ what, sql, args string }{
+		{"highest id", s.sql.now, ``},
+		{"idle poll", s.sql.fresh, fmt.Sprintf(`-1, 4096, '%d', 101`, xmax+1)},
+		{"poll with one event", s.sql.fresh, fmt.Sprintf(`-1, 4096, '%d', 101`, xmax)},
+		{"late rows", s.sql.late, fmt.Sprintf(`-1, 4096, '{%d,%d}', 101`, xmax, xmax+1)},
+		{"fresh page", s.sql.newer, fmt.Sprintf(`-1, 4096, %d, %d, '%s', 101`, n-100, n, snap)},
+		{"a key's successors", s.sql.key, fmt.Sprintf(`-1, 4096, '7', 0, '%s', '3:3:', 101`, snap)},
+		{dueRead, s.sql.due, `-1, 4096, 'd', '{}', 100, '{}'`},
+		{leaseWritten, `update outbox_leases set writes = writes where lease = $1`, `1`},
+	} {
+		_, out[c.what] = explain(t, conn.Conn(), c.sql, c.args)
+	}
+	return out
+}
