@@ -66,6 +66,9 @@ func TestPlans(t *testing.T) {
 				{"fresh page", s.sql.newer, fmt.Sprintf(`-1, 4096, %d, %d, %s, 1000`, hi/2, hi, q(snap)), 200},
 				{"page read again", s.sql.again, fmt.Sprintf(`-1, 4096, %d, %d, %s, %s, 5000`, hi/2, hi/2+1000, q(snap), all), 200},
 				{"a key's successors", s.sql.key, fmt.Sprintf(`-1, 4096, '7', %d, %s, %s, 100`, hi-1, q(snap), all), few},
+				{"rows of a window that were not seen", s.sql.unseen, fmt.Sprintf(`-1, '%d', '{%d}', '%d', %s, '{1,2,3}'`, xmax-1, xmax-2, xmax, q(snap)), 8000},
+				{"rows behind a position", s.sql.behind, fmt.Sprintf(`-1, %d, %s, 'd'`, hi, q(snap)), few},
+				{"rows behind an old position", s.sql.behind, fmt.Sprintf(`-1, 0, %s, 'd'`, all), 4 * sweepRows},
 				{"due exceptions", s.sql.due, `-1, 4096, 'd', '{}', 1000, '{}'`, few},
 			} {
 				plan, pages := explain(t, conn.Conn(), c.sql, c.args)

@@ -329,6 +329,12 @@ func (l *lease) handOut(ctx context.Context, p store.ClaimParams, pos position, 
 	f := &fresh{l: l, no: l.claims + 1, before: l.read, after: after, skipped: map[string]int64{}}
 	c := &store.Claim{Lease: l.Lease, Kind: store.Fresh, Driver: f, Redelivery: redo}
 	f.records = c
+	if l.watched.wanted && !redo {
+		f.seen = make([]int64, len(rows))
+		for i := range rows {
+			f.seen[i] = rows[i].id
+		}
+	}
 	c.Records = make([]outrider.Record, 0, len(rows))
 	f.ids = make([]int64, 0, len(rows))
 	count := map[string]int{}

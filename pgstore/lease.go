@@ -42,7 +42,8 @@ type lease struct {
 	rejoined   []string       // held keys to be deleted with the next start
 	sinceJoin  int            // claims since keys last had an occasion to rejoin
 	joining    int            // claims refused so that keys can rejoin
-	stop       *snapshot      // Merge: fresh claims end here
+	watched    watched
+	stop       *snapshot // Merge: fresh claims end here
 	stopUntil  time.Time
 }
 
@@ -55,6 +56,7 @@ type fresh struct {
 	after     position
 	ids       []int64 // of the claim's records
 	records   *store.Claim
+	seen      []int64          // all rows of the page, while a window is sampled
 	scheduled []row            // rows of the page that are not due yet
 	passed    []int64          // rows to pass over
 	skipped   map[string]int64 // lowest id passed over of each held key

@@ -12,7 +12,10 @@ import (
 	"github.com/outrider-dev/outrider/store"
 )
 
-var _ store.Merger = (*session)(nil)
+var (
+	_ store.Merger  = (*session)(nil)
+	_ store.Sweeper = (*session)(nil)
+)
 
 // Merge implements store.Merger. Two leases stand at the same place when their
 // bases are the same snapshot; since each takes its own, one is set for both up

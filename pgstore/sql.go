@@ -1,21 +1,26 @@
 package pgstore
 
-import "fmt"
+import (
+	"fmt"
+	"strconv"
+)
 
 // statements are the store's queries in the form that fits the payload's type.
 // $1 is always the lanes' mask in those that read events.
 type statements struct {
-	now   string // the current snapshot and the highest id visible in it
-	fresh string // rows of transactions not begun in base, for a small window
-	late  string // rows of transactions open in base, for a small window
-	first string // the lowest id among a window's rows up to hi
-	older string // a window's rows up to hi
-	newer string // a window's rows above hi
-	again string // a page's rows once more
-	key   string // a held key's successors
-	due   string // due exceptions
-	one   string // one row
-	large string // payloads left out of the above for their size
+	now    string // the current snapshot and the highest id visible in it
+	fresh  string // rows of transactions not begun in base, for a small window
+	late   string // rows of transactions open in base, for a small window
+	first  string // the lowest id among a window's rows up to hi
+	older  string // a window's rows up to hi
+	newer  string // a window's rows above hi
+	again  string // a page's rows once more
+	key    string // a held key's successors
+	due    string // due exceptions
+	one    string // one row
+	unseen string // rows of a window that are not among those seen
+	behind string // rows that a position has left behind without their ids having been there
+	large  string // payloads left out of the above for their size
 }
 
 // columns are what a record is made of; see scan. A payload beyond the limit
@@ -109,6 +114,26 @@ func newStatements(payload string) statements {
 				  and x.event_key <> '' and h.head <> x.id)
 			  and x.event_key <> all($6::text[])
 			order by x.due_at, x.id limit $5`,
+
+		unseen: `with mine as materialized (
+				(select e.id, e.tx_id, e.lane from outbox_events e
+				where e.tx_id >= $2::xid8 and e.tx_id < $4::xid8
+				order by e.tx_id, e.id limit 100000)
+				union all
+				select e.id, x.t::xid8, e.lane from unnest($3::text[]) as x(t) cross join lateral (
+					select id, lane from outbox_events where tx_id >= x.t::xid8 and tx_id <= x.t::xid8
+					order by tx_id, id limit 100000) e)
+			select e.id from mine e
+			where ` + inLanes + ` and pg_visible_in_snapshot(e.tx_id, $5::pg_snapshot)
+			  and not exists (select from unnest($6::bigint[]) as seen(id) where seen.id = e.id)
+			limit 100`,
+
+		behind: `select e.id from (
+				select id, tx_id, lane, coalesce(event_key, aggregate_id) as key
+				from outbox_events where id > $2 order by id limit ` + strconv.Itoa(sweepRows) + `) e
+			where ` + inLanes + ` and pg_visible_in_snapshot(e.tx_id, $3::pg_snapshot)
+			  and not exists (select from outbox_held_keys h where h.destination = $4 and h.event_key = e.key)
+			limit 100`,
 
 		one: `select ` + cols + ` from outbox_events e where e.id = $3 and ` + inLanes,
 

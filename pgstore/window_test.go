@@ -264,6 +264,12 @@ func readUntilDeath(t *testing.T, s *pgstore.Store, size int, r *rand.Rand, got 
 		}
 		any, empty = true, 0
 		life--
+		if life%3 == 0 {
+			swept, err := ses.(store.Sweeper).Sweep(ctx)
+			if err != nil || swept.Found != 0 {
+				t.Errorf("a sweep found %+v, %v", swept, err)
+			}
+		}
 		if before == nil || c.Exclusive {
 			if before != nil {
 				commit(store.CommitParams{Settle: []store.Settlement{deliver(before)}})

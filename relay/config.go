@@ -104,6 +104,9 @@ type Config struct {
 
 	// MaintainEvery is how often the store's maintenance is run. 0: 30 s.
 	MaintainEvery time.Duration
+	// SweepEvery is how often the store is asked to look for events that were
+	// passed over. 0: a minute; negative: never.
+	SweepEvery time.Duration
 }
 
 // Order says what becomes of a key whose event is FAILED.
@@ -221,6 +224,7 @@ func (c Config) withDefaults() Config {
 	def(&c.SafetyPoll, time.Second)
 	def(&c.DuePoll, 500*time.Millisecond)
 	def(&c.MaintainEvery, 30*time.Second)
+	def(&c.SweepEvery, time.Minute)
 	c.KeyShare = max(0, c.KeyShare)
 	c.MaxExceptions = max(0, c.MaxExceptions)
 	c.Destinations = slices.Clone(c.Destinations)

@@ -43,6 +43,10 @@ type Hooks struct {
 	// "watch", "wake", "poll" or "due".
 	WakeUp func(source string)
 
+	// Swept is called after each sweep for events that were passed over, with
+	// how many it found: 0, unless something is badly wrong.
+	Swept func(found int)
+
 	// StoreError is called for each error of the store that is waited out.
 	StoreError func(destination, op string)
 }

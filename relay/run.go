@@ -41,7 +41,10 @@ func (r *Relay) run(ctx context.Context) error {
 		kctx, stop := context.WithCancel(context.Background())
 		var kept sync.WaitGroup
 		kept.Go(func() { m.renew(kctx) })
+		sctx, unsweep := context.WithCancel(ctx)
+		kept.Go(func() { m.sweep(sctx) })
 		next := m.serve(ctx)
+		unsweep()
 		if next == nil {
 			err = m.leave()
 		}
@@ -221,6 +224,32 @@ func (r *Relay) maintainNow(ctx context.Context) {
 			r.log.Info("the store's maintenance is well again")
 		}
 		sleep(ctx, r.cfg.MaintainEvery)
+	}
+}
+
+// sweep has the store look for events that were passed over, now and then.
+func (m *membership) sweep(ctx context.Context) {
+	r := m.relay
+	w, ok := m.sess.(store.Sweeper)
+	if !ok || r.cfg.SweepEvery < 0 {
+		return
+	}
+	for sleep(ctx, r.cfg.SweepEvery); ctx.Err() == nil; sleep(ctx, r.cfg.SweepEvery) {
+		s, err := w.Sweep(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		r.storeError("", "sweep", err)
+		if err != nil {
+			continue
+		}
+		if r.cfg.Hooks.Swept != nil {
+			r.cfg.Hooks.Swept(s.Found)
+		}
+		if s.Found > 0 {
+			r.log.Error("events were passed over and will not be sent", "found", s.Found, "rows", s.Rows,
+				"hint", "look whether they were written with an id or a transaction's id of their own, as copied rows are; insert them anew without these to have them sent")
+		}
 	}
 }
 

@@ -19,6 +19,8 @@
 //	outrider_lease_expired_total{destination}                leases that a renewal found gone
 //	outrider_sink_faults_total{destination}                  times a sink broke a promise of its interface
 //	outrider_store_errors_total{destination,op}              errors of the store that were waited out
+//	outrider_sweeps_total                                    looks for events that were passed over
+//	outrider_sweep_found_total                               events that were passed over; must stay 0
 //	outrider_wakeups_total{wakeup}                           what made the relay look for events: watch, wake, poll, due
 //	outrider_circuit_state{destination}                      0 closed, 1 open, 2 ramping
 //	outrider_last_success_timestamp_seconds{destination}     when the destination last confirmed an event; 0: never
@@ -62,8 +64,8 @@ type Metrics struct {
 	types map[string]string
 	relay atomic.Pointer[relay.Relay]
 
-	events, errors, fenced, expired, faults, storeErrors, wakeups *prometheus.CounterVec
-	latency, publish, batch, claim, claimed, settle               *prometheus.HistogramVec
+	events, errors, fenced, expired, faults, storeErrors, wakeups, sweeps, found *prometheus.CounterVec
+	latency, publish, batch, claim, claimed, settle                              *prometheus.HistogramVec
 
 	circuit, success, inFlight, leases, lanes, relays, ready *prometheus.Desc
 
@@ -115,6 +117,8 @@ func New(cfg Config) *Metrics {
 		expired:     counter("lease_expired_total", "Leases that a renewal found gone.", "destination"),
 		faults:      counter("sink_faults_total", "Times a sink broke a promise of its interface.", "destination"),
 		storeErrors: counter("store_errors_total", "Errors of the store that were waited out.", "destination", "op"),
+		sweeps:      counter("sweeps_total", "Looks for events that were passed over."),
+		found:       counter("sweep_found_total", "Events that were passed over; must stay 0."),
 		wakeups:     counter("wakeups_total", "What made the relay look for events.", "wakeup"),
 
 		latency: histogram("delivery_latency_seconds", "From the event's row to the destination's answer.", cfg.LatencyBuckets),
@@ -136,6 +140,8 @@ func New(cfg Config) *Metrics {
 		m.types[t] = t
 	}
 	m.byDest.Store(&map[string]*perDest{})
+	m.sweeps.WithLabelValues() // there from the start, as 0
+	m.found.WithLabelValues()
 	return m
 }
 
@@ -157,10 +163,14 @@ func (m *Metrics) Hooks() relay.Hooks {
 		Settle: func(d string, _ int, took time.Duration) {
 			m.settle.WithLabelValues(d).Observe(took.Seconds())
 		},
-		Fenced:     func(d string) { m.fenced.WithLabelValues(d).Inc() },
-		LeaseLost:  func(d string) { m.expired.WithLabelValues(d).Inc() },
-		Broken:     func(d string) { m.faults.WithLabelValues(d).Inc() },
-		WakeUp:     func(source string) { m.wakeups.WithLabelValues(source).Inc() },
+		Fenced:    func(d string) { m.fenced.WithLabelValues(d).Inc() },
+		LeaseLost: func(d string) { m.expired.WithLabelValues(d).Inc() },
+		Broken:    func(d string) { m.faults.WithLabelValues(d).Inc() },
+		WakeUp:    func(source string) { m.wakeups.WithLabelValues(source).Inc() },
+		Swept: func(found int) {
+			m.sweeps.WithLabelValues().Inc()
+			m.found.WithLabelValues().Add(float64(found))
+		},
 		StoreError: func(d, op string) { m.storeErrors.WithLabelValues(d, op).Inc() },
 	}
 }
@@ -205,7 +215,7 @@ func (m *Metrics) addDest(dest string) *perDest {
 
 // vectors are the collectors that it is made of.
 func (m *Metrics) vectors() []prometheus.Collector {
-	return []prometheus.Collector{m.events, m.errors, m.fenced, m.expired, m.faults, m.storeErrors, m.wakeups,
+	return []prometheus.Collector{m.events, m.errors, m.fenced, m.expired, m.faults, m.storeErrors, m.wakeups, m.sweeps, m.found,
 		m.latency, m.publish, m.batch, m.claim, m.claimed, m.settle}
 }
 

@@ -421,6 +421,7 @@ func (p *plan) apply() {
 	l.open = l.open[len(p.settled):]
 	for _, f := range p.settled {
 		f.settled = true
+		l.note(f)
 	}
 	for _, f := range p.started {
 		f.started = true

@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 
 	"github.com/outrider-dev/outrider/store"
+	"maps"
+	"slices"
 )
 
 // fence is the right to write under a lease, of either store.
@@ -118,6 +120,13 @@ func (l *locked[L]) get(sl store.Lease) (out L, ok bool) {
 		return out, false
 	}
 	return x, true
+}
+
+// all are those held.
+func (l *locked[L]) all() []L {
+	l.Lock()
+	defer l.Unlock()
+	return slices.Collect(maps.Values(l.m))
 }
 
 func (l *locked[L]) put(x L) {

@@ -295,6 +295,13 @@ func (l *lease) handOut(p store.ClaimParams, s stretch, found *found) (c *store.
 	c = &store.Claim{Lease: l.Lease, Kind: store.Fresh, Driver: f, Redelivery: f.redo}
 	f.records = c
 	l.choose(p, f, found)
+	if l.watched.wanted && !f.redo {
+		for i := range found.rows {
+			if id := found.rows[i].id; id <= found.to {
+				f.seen = append(f.seen, id)
+			}
+		}
+	}
 	clear(found.rows)
 	l.buf = found.rows
 	f.page.From, f.page.To, f.page.N = s.from, found.to, len(c.Records)
@@ -386,6 +393,7 @@ func (l *lease) pass(f *fresh) bool {
 		return l.done-l.saved >= passWrite
 	case l.open[n-1].empty() && !l.open[n-1].redo && !f.redo:
 		l.open[n-1].page.To = f.page.To
+		l.open[n-1].seen = nil // of a part only
 		l.read = f.page.To
 	default:
 		l.append(f)

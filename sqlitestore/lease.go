@@ -29,9 +29,10 @@ type lease struct {
 	inHand   map[int64]bool     // exceptions in hand
 	waiting  map[int64]struct{} // exceptions that wait or are in hand
 	claims   int64              // number of the last fresh claim
-	stop     int64              // Merge: fresh claims end here; 0: nowhere
-	stopTill time.Duration      // for how long (database.since)
-	saved    int64              // done, as in the database
+	watched  watched
+	stop     int64         // Merge: fresh claims end here; 0: nowhere
+	stopTill time.Duration // for how long (database.since)
+	saved    int64         // done, as in the database
 }
 
 // fresh is the driver's part of a Fresh claim.
@@ -42,6 +43,7 @@ type fresh struct {
 	before    int64 // where the lease's reading stood
 	ids       []int64
 	records   *store.Claim
+	seen      []int64    // all rows of the page, while one is to be sampled
 	scheduled []row      // rows of the page that are not due yet
 	burst     []*heldKey // keys with more than their share
 	redo      bool

@@ -16,7 +16,10 @@ type session struct {
 	loseAnswer hook
 }
 
-var _ store.Merger = (*session)(nil)
+var (
+	_ store.Merger  = (*session)(nil)
+	_ store.Sweeper = (*session)(nil)
+)
 
 // Join implements store.Store.
 func (s *Stream) Join(ctx context.Context, p store.JoinParams) (store.Session, error) {

@@ -319,6 +319,31 @@ type Maintainer interface {
 	Maintain(ctx context.Context) error
 }
 
+// Sweeper is a Session that can look whether events were passed over: are
+// behind a position without ever having been handed out. None should ever be;
+// this is how a fault of a store, or rows that were written by hand with values
+// that only the database gives, come to light.
+type Sweeper interface {
+	// Sweep looks at a bounded part of what the session's leases have got
+	// through since the last call, in a way that shares as little as it can
+	// with Claim. Meant to be called seldom.
+	Sweep(ctx context.Context) (Swept, error)
+}
+
+// Swept is what a sweep found.
+type Swept struct {
+	Found int      // events passed over
+	Rows  []string // the first of them, as DESTINATION ROW
+}
+
+// Add notes one.
+func (s *Swept) Add(destination, row string) {
+	s.Found++
+	if len(s.Rows) < 10 {
+		s.Rows = append(s.Rows, destination+" "+row)
+	}
+}
+
 // Merger is a Session that can join leases, so that a relay that took some over
 // does not read the same table once for each.
 type Merger interface {

@@ -197,10 +197,28 @@ func (m *member) commit(settle []store.Settlement, start ...*store.Claim) error 
 	m.t.Helper()
 	done := m.note(settle, start)
 	err := m.s.Commit(m.b.ctx, store.CommitParams{Lease: m.lease, Settle: settle, Start: start})
+	m.sweep()
 	if err == nil {
 		done()
 	}
 	return err
+}
+
+// sweep looks for events that were passed over, of which there are none, in
+// whatever a test does.
+func (m *member) sweep() {
+	m.t.Helper()
+	w, ok := m.s.(store.Sweeper)
+	if !ok {
+		return
+	}
+	s, err := w.Sweep(m.b.ctx)
+	if err != nil {
+		m.t.Errorf("sweep: %v", err)
+	}
+	if s.Found != 0 {
+		m.t.Errorf("a sweep found %d events passed over, of which there are none: %v", s.Found, s.Rows)
+	}
 }
 
 // note notes a commit in the ledger: now that it is on its way, and when it

@@ -134,6 +134,10 @@ type Relay struct {
 
 	// How often the database's maintenance is run, such as making partitions.
 	MaintainEvery time.Duration `yaml:"maintain_every" default:"30s" min:"100ms" max:"24h"`
+
+	// How often a bounded sample of what was read is looked at for events that
+	// were passed over. outrider_sweep_found_total counts them and must stay 0.
+	SweepEvery time.Duration `yaml:"sweep_every" default:"1m" min:"1s" max:"24h"`
 }
 
 // Source is a database with an outbox. Exactly one of the blocks says which

@@ -35,6 +35,7 @@ func relayConfig(c config.Relay, st store.Store, log *slog.Logger) relay.Config 
 		SafetyPoll:         c.SafetyPoll,
 		DuePoll:            c.DuePoll,
 		MaintainEvery:      c.MaintainEvery,
+		SweepEvery:         c.SweepEvery,
 	}
 }
 
