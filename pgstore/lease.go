@@ -201,4 +201,7 @@ func (l *lease) write(ctx context.Context, what *written, first func(*pgx.Batch)
 
 // fenced is the condition under which a write beside the lease's own row takes
 // effect; $1 lease, $2 epoch, $3 writes as they are after the first statement.
-const fenced = `exists (select from outbox_leases where lease = $1 and epoch = $2 and writes = $3)`
+// The row has to be of this transaction: where a write comes late, the next one
+// may have brought the lease to the same number.
+const fenced = `exists (select from outbox_leases where lease = $1 and epoch = $2 and writes = $3
+	and xmin = pg_current_xact_id_if_assigned()::xid)`
