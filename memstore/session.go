@@ -258,6 +258,9 @@ func (ss *session) Merge(ctx context.Context, pa, pb store.Lease) (store.Lease, 
 // Leave implements store.Session.
 func (ss *session) Leave(ctx context.Context) error {
 	return ss.store.do(ctx, OpLeave, func(now time.Time) error {
+		if !ss.killed.IsZero() {
+			return errConnection // as good as dead: what it holds is found so
+		}
 		ss.left = true
 		for _, d := range ss.store.destinations {
 			for _, l := range d.leases {

@@ -543,6 +543,9 @@ func TestLSE22_UnmarkedIsBounded(t *testing.T) {
 		if n := lines.count(); n > 3 {
 			t.Errorf("%d lines were logged", n)
 		}
+		if n := w.events.get(&w.events.storeErr); n < 50 {
+			t.Errorf("%d commits were counted as failed in 5 minutes", n)
+		}
 		away.Store(false)
 		w.wait(1001, time.Minute)
 		w.mustBe(store.Published, ids...)

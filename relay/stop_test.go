@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -214,6 +215,38 @@ func TestStopWithoutDatabase(t *testing.T) {
 			t.Error("Run returned nil although nothing could be given back")
 		}
 		w.store.SetFaults(nil, nil)
+	})
+}
+
+// So does one with results in hand that cannot be settled: a commit asks the
+// database without end, and is left.
+func TestStopWithResultsAndWithoutDatabase(t *testing.T) {
+	inWorld(t, memsink.Config{}, func(w *world) {
+		var away atomic.Bool
+		w.store.SetFaults(func(ctx context.Context, op memstore.Op) error {
+			if away.Load() {
+				return errors.New("no database")
+			}
+			return nil
+		}, func(_ context.Context, op memstore.Op) error {
+			if op == memstore.OpCommit {
+				away.Store(true) // it is gone behind the start
+			}
+			return nil
+		})
+		r := w.start()
+		w.add("a")
+		w.wait(1, time.Minute)
+		time.Sleep(time.Second)
+		from := time.Now()
+		r.stop()
+		<-r.done
+		if took := time.Since(from); took > 25*time.Second {
+			t.Errorf("the stop took %v", took)
+		}
+		if r.err == nil || !strings.Contains(r.err.Error(), "1 events of out were left in hand") {
+			t.Errorf("Run returned %v, which does not say what is left", r.err)
+		}
 	})
 }
 
