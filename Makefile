@@ -21,10 +21,10 @@ help: ## list the targets
 test: fmt-check servers ## everything: formatting, vet, all tests with the race detector, on real servers
 	@eval "$$(scripts/servers env)" && $(MAKE) --no-print-directory test-env
 
-# The race detector needs cgo. Vet with -race shares its builds with the tests that follow.
+# The race detector needs cgo, and a slow disk is made by strace. Vet with -race shares its builds with the tests that follow.
 .PHONY: test-env
 test-env: ## vet and all tests, on the servers that the environment names (scripts/compose.yaml)
-	@NEED_WITH=libc6-dev scripts/need gcc:gcc
+	@NEED_WITH=libc6-dev scripts/need gcc:gcc strace:strace
 	CGO_ENABLED=1 $(GO) vet -race $(PKG)
 	OUTRIDER_TEST_REQUIRE=1 CGO_ENABLED=1 $(GOTESTSUM) --format=pkgname-and-test-fails --format-hide-empty-pkg --hide-summary=skipped -- \
 		-race -timeout=$(TIMEOUT) $(ARGS) $(PKG)
@@ -44,6 +44,7 @@ model: servers ## thousands of random walks over each store: make model CHECKS=2
 # The short form is part of the tests. OUTRIDER_CRASH_SEED repeats a run, as far as processes let it.
 .PHONY: crash
 crash: servers ## kill -9: 30 times in 50,000 events with Kafka, 20 in 20,000 with SQLite and NATS; and halted relays
+	@scripts/need strace:strace
 	@eval "$$(scripts/servers env)" && OUTRIDER_CRASH=long OUTRIDER_TEST_REQUIRE=1 \
 		$(GO) test -count=1 -timeout=1h -v $(ARGS) ./test/chaos
 

@@ -10,21 +10,32 @@ import (
 	"time"
 )
 
-// TestMain makes a relay of the test's binary when it is started as one.
+// TestMain makes a relay or a writer of the test's binary when it is started as
+// one.
 func TestMain(m *testing.M) {
-	if text := os.Getenv(envRelay); text != "" {
-		var spec relaySpec
-		if err := json.Unmarshal([]byte(text), &spec); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(2)
-		}
-		if err := runRelay(spec); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
+	played := play(envRelay, runRelay) || play(envWriter, runWriter)
+	if played {
 		os.Exit(0)
 	}
 	os.Exit(m.Run())
+}
+
+// play runs a part of which the environment has the particulars.
+func play[S any](env string, run func(S) error) bool {
+	text := os.Getenv(env)
+	if text == "" {
+		return false
+	}
+	var spec S
+	if err := json.Unmarshal([]byte(text), &spec); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(2)
+	}
+	if err := run(spec); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	return true
 }
 
 // plan is the size of a test.

@@ -41,6 +41,9 @@ type relaySpec struct {
 	Topic string // or subject
 
 	TTL, Grace time.Duration
+
+	Poisoned, Exit bool // a message ends the process: poisonedSink
+	SlowDisk       bool // see slowDisk
 }
 
 // What a relay may have in hand, small so that there are many batches.
@@ -92,6 +95,9 @@ func runRelay(spec relaySpec) error {
 		return err
 	}
 	defer sk.Close(context.WithoutCancel(ctx)) //nolint:errcheck // the same
+	if spec.Poisoned {
+		sk = poisonedSink{sk, spec.Exit}
+	}
 	r, err := relay.New(relay.Config{
 		Name: spec.Name, Store: probedStore{st, p}, Logger: log,
 		LeaseTTL: spec.TTL, Grace: spec.Grace,

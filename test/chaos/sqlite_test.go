@@ -21,6 +21,9 @@ import (
 
 const natsSubject = "chaos"
 
+// sqliteOptions are those of an application.
+const sqliteOptions = "?_pragma=busy_timeout(60000)&_pragma=journal_mode(wal)&_pragma=synchronous(normal)&_txlock=immediate"
+
 // TestCrashSQLite kills the one relay that carries from a SQLite file to NATS
 // JetStream what four writers of another process commit. The long form is 20
 // kills in 20,000 events. It needs no servers: NATS is in the test's process.
@@ -31,7 +34,7 @@ func TestCrashSQLite(t *testing.T) {
 	p := size(plan{kills: 4, events: 2000}, plan{kills: 20, events: 20_000})
 	seed := crashSeed(t)
 	path := filepath.Join(t.TempDir(), "outbox.db")
-	db, err := sql.Open("sqlite", path+"?_pragma=busy_timeout(60000)&_pragma=journal_mode(wal)&_pragma=synchronous(normal)&_txlock=immediate")
+	db, err := sql.Open("sqlite", path+sqliteOptions)
 	if err != nil {
 		t.Fatal(err)
 	}

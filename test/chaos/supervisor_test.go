@@ -27,6 +27,8 @@ type supervisor struct {
 	stopping bool
 	slots    []*process
 	kills    int
+	poisoned int // ended by a message
+	alone    int // ended with one event in hand
 	unjoined int // ended before they had joined, as while the database was away
 	starts   int
 	// What the processes that have ended may have left to be sent again.
@@ -79,7 +81,11 @@ func (s *supervisor) start(slot int) {
 			return err
 		}
 		defer log.Close()
-		p.cmd = exec.Command(os.Args[0])
+		args := []string{os.Args[0]}
+		if spec.SlowDisk {
+			args = append(slowDisk(filepath.Join(s.dir, name+".trace")), args...)
+		}
+		p.cmd = exec.Command(args[0], args[1:]...)
 		p.cmd.Env = append(os.Environ(), envRelay+"="+string(text))
 		p.cmd.Stdout, p.cmd.Stderr = log, log
 		if p.stdin, err = p.cmd.StdinPipe(); err != nil {
@@ -105,11 +111,16 @@ func (s *supervisor) watch(p *process) {
 	s.bound += p.gauges.InHand.Load() + p.gauges.Unknown.Load()
 	s.most = max(s.most, p.gauges.Most.Load())
 	s.fenced += p.gauges.Fenced.Load()
+	if p.gauges.InHand.Load() == 1 {
+		s.alone++
+	}
 	status, _ := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
 	switch {
 	case status.Signaled() && status.Signal() == syscall.SIGKILL:
 		s.kills++
 		p.killed = true
+	case status.Exited() && status.ExitStatus() == poisonExit:
+		s.poisoned++
 	case s.stopping && err == nil:
 		return
 	case p.gauges.Joined.Load() == 0:
@@ -129,6 +140,13 @@ func (p *process) tail() string {
 		return err.Error()
 	}
 	return string(text[max(0, len(text)-4000):])
+}
+
+// deaths is how many processes were killed, by whom ever.
+func (s *supervisor) deaths() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.kills + s.poisoned
 }
 
 // get is the running process of a slot.

@@ -34,6 +34,7 @@ type writers struct {
 	dialect outrider.Dialect
 	outbox  *outrider.Outbox
 	keys    int
+	pause   time.Duration // behind each transaction of a writer
 
 	mu        sync.Mutex
 	more      *sync.Cond
@@ -56,10 +57,8 @@ func newWriters(t testing.TB, db *sql.DB, dialect outrider.Dialect, n, keys int,
 	if _, err := migrate.Up(ctx, db, migrate.Options{Dialect: dialect}); err != nil {
 		t.Fatal(err)
 	}
-	w := &writers{db: db, dialect: dialect, keys: keys, known: map[string]event{}, rolled: map[string]bool{}}
-	w.more = sync.NewCond(&w.mu)
-	var err error
-	if w.outbox, err = outrider.New(outrider.Config{Dialect: dialect}); err != nil {
+	w, err := openWriters(db, dialect, keys)
+	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := db.ExecContext(ctx, `create table aggregates (key text primary key, n integer not null)`); err != nil {
@@ -70,6 +69,21 @@ func newWriters(t testing.TB, db *sql.DB, dialect outrider.Dialect, n, keys int,
 			t.Fatal(err)
 		}
 	}
+	w.start(n, seed)
+	t.Cleanup(w.close)
+	return w
+}
+
+// openWriters is for tables that are there.
+func openWriters(db *sql.DB, dialect outrider.Dialect, keys int) (*writers, error) {
+	w := &writers{db: db, dialect: dialect, keys: keys, known: map[string]event{}, rolled: map[string]bool{}}
+	w.more = sync.NewCond(&w.mu)
+	var err error
+	w.outbox, err = outrider.New(outrider.Config{Dialect: dialect})
+	return w, err
+}
+
+func (w *writers) start(n int, seed uint64) {
 	for i := range n {
 		w.busy.Add(1)
 		w.done.Go(func() {
@@ -77,8 +91,6 @@ func newWriters(t testing.TB, db *sql.DB, dialect outrider.Dialect, n, keys int,
 			w.write(rand.New(rand.NewPCG(seed, uint64(i))))
 		})
 	}
-	t.Cleanup(w.close)
-	return w
 }
 
 // sql writes parameters as the dialect has them.
@@ -153,6 +165,9 @@ func (w *writers) write(r *rand.Rand) {
 		w.mu.Unlock()
 		if err != nil {
 			<-time.After(20 * time.Millisecond) // the database is away: it need not be asked faster
+		}
+		if w.pause > 0 {
+			<-time.After(w.pause)
 		}
 	}
 }
