@@ -2,17 +2,7 @@ package kafkasink
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
-	"math/big"
 	"net"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -23,6 +13,7 @@ import (
 
 	"github.com/outrider-dev/outrider"
 	"github.com/outrider-dev/outrider/internal/testdb"
+	"github.com/outrider-dev/outrider/internal/testtls"
 	"github.com/outrider-dev/outrider/sink"
 	"github.com/outrider-dev/outrider/sinktest"
 )
@@ -93,89 +84,26 @@ func TestLogins(t *testing.T) {
 	})
 }
 
-// authority makes certificates and writes them into files.
-type authority struct {
-	t    *testing.T
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-	file string
-}
-
-func newAuthority(t *testing.T) *authority {
-	a := &authority{t: t}
-	var der []byte
-	a.cert = &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test authority"},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
-	a.key, der = a.sign(a.cert, a.cert, nil)
-	a.cert, _ = x509.ParseCertificate(der)
-	a.file = a.write("CERTIFICATE", der)
-	return a
-}
-
-func (a *authority) sign(cert, parent *x509.Certificate, by *ecdsa.PrivateKey) (*ecdsa.PrivateKey, []byte) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	if by == nil {
-		by = key
-	}
-	der, err := x509.CreateCertificate(rand.Reader, cert, parent, &key.PublicKey, by)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	return key, der
-}
-
-func (a *authority) write(kind string, der []byte) string {
-	name := filepath.Join(a.t.TempDir(), "file.pem")
-	if err := os.WriteFile(name, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
-		a.t.Fatal(err)
-	}
-	return name
-}
-
-// issue makes a certificate for a name and gives the files.
-func (a *authority) issue(name string) (certFile, keyFile string) {
-	key, der := a.sign(&x509.Certificate{SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: name},
-		DNSNames: []string{name}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}}, a.cert, a.key)
-	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	return a.write("CERTIFICATE", der), a.write("PRIVATE KEY", keyDER)
-}
-
 func TestTLS(t *testing.T) {
-	a, stranger := newAuthority(t), newAuthority(t)
-	serverCert, serverKey := a.issue("kafka.test")
-	pair, err := tls.LoadX509KeyPair(serverCert, serverKey)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pool := x509.NewCertPool()
-	pool.AddCert(a.cert)
-	cluster, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(1, "t"), kfake.TLS(&tls.Config{
-		Certificates: []tls.Certificate{pair}, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert,
-	}))
+	a, stranger := testtls.NewAuthority(t), testtls.NewAuthority(t)
+	cluster, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(1, "t"), kfake.TLS(a.Server("kafka.test")))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(cluster.Close)
-	cert, key := a.issue("client")
+	cert, key := a.Issue("client")
 	_, port, _ := net.SplitHostPort(cluster.ListenAddrs()[0])
 	brokers := []string{"127.0.0.1:" + port}
 	for what, c := range map[string]struct {
 		tls *TLS
 		ok  bool
 	}{
-		"all right":           {&TLS{CAFile: a.file, CertFile: cert, KeyFile: key, ServerName: "kafka.test"}, true},
+		"all right":           {&TLS{CAFile: a.File, CertFile: cert, KeyFile: key, ServerName: "kafka.test"}, true},
 		"not verified":        {&TLS{CertFile: cert, KeyFile: key, InsecureSkipVerify: true}, true},
-		"the dialled name":    {&TLS{CAFile: a.file, CertFile: cert, KeyFile: key}, true},
-		"wrong server name":   {&TLS{CAFile: a.file, CertFile: cert, KeyFile: key, ServerName: "other.test"}, false},
-		"unknown authority":   {&TLS{CAFile: stranger.file, CertFile: cert, KeyFile: key, ServerName: "kafka.test"}, false},
-		"without certificate": {&TLS{CAFile: a.file, ServerName: "kafka.test"}, false},
+		"the dialled name":    {&TLS{CAFile: a.File, CertFile: cert, KeyFile: key}, true},
+		"wrong server name":   {&TLS{CAFile: a.File, CertFile: cert, KeyFile: key, ServerName: "other.test"}, false},
+		"unknown authority":   {&TLS{CAFile: stranger.File, CertFile: cert, KeyFile: key, ServerName: "kafka.test"}, false},
+		"without certificate": {&TLS{CAFile: a.File, ServerName: "kafka.test"}, false},
 		"not encrypted":       {nil, false},
 	} {
 		s := closeLater(t, open(t, Config{Brokers: brokers, TLS: c.tls, DeliveryTimeout: 500 * time.Millisecond}))

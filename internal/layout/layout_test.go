@@ -50,9 +50,10 @@ var allowed = map[string][]string{
 	"internal/cli":  {".", "store", "migrate", "internal/config", "internal/daemon", "internal/demo"},
 	"cmd/outrider":  {"internal/cli"},
 
-	"internal/testdb": {},
-	"internal/faults": {},
-	"internal/layout": {},
+	"internal/testdb":  {},
+	"internal/testtls": {},
+	"internal/faults":  {},
+	"internal/layout":  {},
 }
 
 // free are programs beside the product, which may use any part of it.
@@ -147,7 +148,7 @@ func TestOneClientFamilyPerPackage(t *testing.T) {
 
 func TestBinaryHasNoTestHelpers(t *testing.T) {
 	for _, d := range packages(t)["cmd/outrider"].Deps {
-		if s := short(d); slices.Contains([]string{"storetest", "sinktest", "memstore", "memsink", "internal/testdb", "internal/faults", "testing"}, s) {
+		if s := short(d); slices.Contains([]string{"storetest", "sinktest", "memstore", "memsink", "internal/testdb", "internal/testtls", "internal/faults", "testing"}, s) {
 			t.Errorf("the binary links %s", s)
 		}
 	}
