@@ -19,11 +19,11 @@ const oldTransaction = 5 * time.Minute
 // transaction. Vacuum holds itself back from nothing. What a replication slot or
 // a standby's feedback holds back has no time of its own, and the age of other
 // roles' transactions is hidden from a role without pg_read_all_stats.
-func (s *Store) oldestTransaction(ctx context.Context, out *store.Status) error {
+func (v view) oldestTransaction(ctx context.Context, out *store.Status) error {
 	var pid int
 	var name string
 	var age float64
-	err := s.pool.QueryRow(ctx, `
+	err := v.q.QueryRow(ctx, `
 		select pid, name, extract(epoch from clock_timestamp() - since)::float8 from (
 			select pid, coalesce(application_name, '') as name, xact_start as since from pg_stat_activity
 			where datname = current_database() and pid <> pg_backend_pid()
@@ -39,7 +39,7 @@ func (s *Store) oldestTransaction(ctx context.Context, out *store.Status) error 
 		return err
 	}
 	out.OldestTransaction = max(1, time.Duration(age*float64(time.Second)))
-	if out.OldestTransaction < s.oldTx {
+	if out.OldestTransaction < v.oldTx {
 		return nil
 	}
 	what := fmt.Sprintf("the session with pid %d (application_name %q)", pid, name)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/outrider-dev/outrider"
 	"github.com/outrider-dev/outrider/store"
@@ -35,16 +36,52 @@ const pendingOf = `
 // openLease matches an event with the lease of its lane.
 const openLease = `((l.lanes >> e.lane::int) & 1) = 1`
 
-// Status implements store.Inspector.
-func (s *Store) Status(ctx context.Context) (store.Status, error) {
+// querier is the pool or a transaction.
+type querier interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+}
+
+// view is what people look through.
+type view struct {
+	*Store
+	q querier
+}
+
+func (s *Store) view() view { return view{s, s.pool} }
+
+// look calls f within inspectTimeout. Where a pooler may stand in front, that is
+// in one transaction, which has the settings to itself.
+func (s *Store) look(ctx context.Context, f func(context.Context, view) error) error {
 	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
 	defer cancel()
+	if !s.cfg.Inspect {
+		return f(ctx, s.view())
+	}
+	err := s.inTx(ctx, func(tx pgx.Tx) error { return f(ctx, view{s, tx}) })
+	if errors.Is(err, pgx.ErrTxCommitRollback) {
+		return nil // f has seen to the error, and there was nothing to be kept
+	}
+	return err
+}
+
+// Status implements store.Inspector.
+func (s *Store) Status(ctx context.Context) (out store.Status, err error) {
+	err = s.look(ctx, func(ctx context.Context, v view) error {
+		out, err = v.status(ctx)
+		return err
+	})
+	return out, err
+}
+
+func (v view) status(ctx context.Context) (store.Status, error) {
 	out := store.Status{Destinations: []store.DestinationStatus{}, Relays: []store.RelayStatus{}}
-	leases, err := s.leaseStatus(ctx)
+	leases, err := v.leaseStatus(ctx)
 	if err != nil {
 		return out, err
 	}
-	rows, err := s.pool.Query(ctx, `select distinct destination from outbox_leases order by 1`)
+	rows, err := v.q.Query(ctx, `select distinct destination from outbox_leases order by 1`)
 	if err != nil {
 		return out, privilegeError(fmt.Errorf("pgstore: status: %w", err))
 	}
@@ -53,7 +90,7 @@ func (s *Store) Status(ctx context.Context) (store.Status, error) {
 		return out, privilegeError(fmt.Errorf("pgstore: status: %w", err))
 	}
 	for _, name := range names {
-		d, err := s.destinationStatus(ctx, name)
+		d, err := v.destinationStatus(ctx, name)
 		if err != nil {
 			return out, fmt.Errorf("pgstore: status of %q: %w", name, err)
 		}
@@ -61,7 +98,7 @@ func (s *Store) Status(ctx context.Context) (store.Status, error) {
 		out.Destinations = append(out.Destinations, d)
 	}
 	sortByAge(out.Destinations)
-	rows, err = s.pool.Query(ctx, `
+	rows, err = v.q.Query(ctx, `
 		select relay, extract(epoch from clock_timestamp() - seen_at)::float8,
 		       expires_at < clock_timestamp() or pg_try_advisory_xact_lock_shared(lock)
 		from outbox_relays order by relay limit 1000`)
@@ -78,10 +115,10 @@ func (s *Store) Status(ctx context.Context) (store.Status, error) {
 	if err != nil {
 		return out, fmt.Errorf("pgstore: status: %w", err)
 	}
-	if err := s.oldestTransaction(ctx, &out); err != nil {
+	if err := v.oldestTransaction(ctx, &out); err != nil {
 		return out, fmt.Errorf("pgstore: status: %w", err)
 	}
-	if err := s.checkSource(ctx); err != nil {
+	if err := v.checkSource(ctx); err != nil {
 		out.Warnings = append(out.Warnings, strings.TrimPrefix(err.Error(), "pgstore: ")+"; "+outrider.Hint(err))
 	}
 	return out, nil
@@ -99,8 +136,8 @@ func sortByAge(d []store.DestinationStatus) {
 // leaseStatus looks who has which lanes. An owner whose lock is free is gone;
 // the lock is tried as renew does. The time since a relay left, which has put an
 // end to its leases at once, is not known.
-func (s *Store) leaseStatus(ctx context.Context) (map[string][]store.LeaseStatus, error) {
-	rows, err := s.pool.Query(ctx, `
+func (v view) leaseStatus(ctx context.Context) (map[string][]store.LeaseStatus, error) {
+	rows, err := v.q.Query(ctx, `
 		select destination, lease, lanes, coalesce(owner, ''), epoch,
 		       case when isfinite(expires_at) then extract(epoch from expires_at - clock_timestamp())::float8 else 0 end,
 		       coalesce(pg_try_advisory_xact_lock_shared(owner_lock), false)
@@ -124,7 +161,7 @@ func (s *Store) leaseStatus(ctx context.Context) (map[string][]store.LeaseStatus
 }
 
 // destinationStatus counts up to a cap, from the oldest on, and by index alone.
-func (s *Store) destinationStatus(ctx context.Context, name string) (store.DestinationStatus, error) {
+func (v view) destinationStatus(ctx context.Context, name string) (store.DestinationStatus, error) {
 	d := store.DestinationStatus{Name: name}
 	age := func(seconds *float64) time.Duration {
 		if seconds == nil || *seconds < 0 {
@@ -135,7 +172,7 @@ func (s *Store) destinationStatus(ctx context.Context, name string) (store.Desti
 	var pending, waiting, scheduled, publishing, failed, blocked, held int64
 	var inHand int64
 	var oldest, oldestWaiting, oldestFailed, oldestBlocked *float64
-	err := s.pool.QueryRow(ctx, `
+	err := v.q.QueryRow(ctx, `
 		with fresh as (
 			select p.created_at from outbox_leases l cross join lateral (
 				(select e.id, e.created_at from outbox_events e
@@ -154,7 +191,7 @@ func (s *Store) destinationStatus(ctx context.Context, name string) (store.Desti
 	if err != nil {
 		return d, err
 	}
-	err = s.pool.QueryRow(ctx, `
+	err = v.q.QueryRow(ctx, `
 		select
 			(select count(*) from (select from outbox_exceptions where destination = $1 and state = 'WAITING' limit $2) x),
 			(select count(*) from (select from outbox_exceptions where destination = $1 and state = 'SCHEDULED' limit $2) x),
@@ -173,7 +210,7 @@ func (s *Store) destinationStatus(ctx context.Context, name string) (store.Desti
 	if err != nil {
 		return d, err
 	}
-	heldPending, oldestHeld, err := s.heldPending(ctx, name)
+	heldPending, oldestHeld, err := v.heldPending(ctx, name)
 	if err != nil {
 		return d, err
 	}
@@ -187,10 +224,10 @@ func (s *Store) destinationStatus(ctx context.Context, name string) (store.Desti
 
 // heldPending counts successors of held keys that their leases have passed, up
 // to a cap, and gives the age of the oldest.
-func (s *Store) heldPending(ctx context.Context, name string) (int64, *float64, error) {
+func (v view) heldPending(ctx context.Context, name string) (int64, *float64, error) {
 	var n int64
 	var oldest *float64
-	err := s.pool.QueryRow(ctx, `
+	err := v.q.QueryRow(ctx, `
 		select count(*), extract(epoch from clock_timestamp() - min(created_at))::float8 from (
 			select h.head, p.created_at from outbox_held_keys h
 			join outbox_leases l on l.destination = h.destination and ((l.lanes >> h.lane::int) & 1) = 1
@@ -223,9 +260,15 @@ const entrySQL = `
 // List implements store.Inspector. FAILED, waiting and such are found through
 // the exceptions; the others by walking the table from AfterRow on, a bounded
 // stretch per call, so that Next may be set on a page that is not full.
-func (s *Store) List(ctx context.Context, p store.ListParams) (store.Page, error) {
-	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
-	defer cancel()
+func (s *Store) List(ctx context.Context, p store.ListParams) (out store.Page, err error) {
+	err = s.look(ctx, func(ctx context.Context, v view) error {
+		out, err = v.list(ctx, p)
+		return err
+	})
+	return out, err
+}
+
+func (v view) list(ctx context.Context, p store.ListParams) (store.Page, error) {
 	if p.Limit <= 0 {
 		p.Limit = 50
 	}
@@ -237,11 +280,11 @@ func (s *Store) List(ctx context.Context, p store.ListParams) (store.Page, error
 			return store.Page{}, outrider.WithHint(fmt.Errorf("pgstore: list: %q is not a row id", p.AfterRow), "give the number that the page before ended with")
 		}
 	}
-	ids, next, err := s.listIDs(ctx, p, after)
+	ids, next, err := v.listIDs(ctx, p, after)
 	if err != nil {
 		return store.Page{}, privilegeError(fmt.Errorf("pgstore: list: %w", err))
 	}
-	entries, err := s.entries(ctx, ids, p)
+	entries, err := v.entries(ctx, ids, p)
 	if err != nil {
 		return store.Page{}, privilegeError(fmt.Errorf("pgstore: list: %w", err))
 	}
@@ -260,9 +303,9 @@ var exceptional = map[store.State][]string{
 }
 
 // listIDs finds the rows to be shown, in order.
-func (s *Store) listIDs(ctx context.Context, p store.ListParams, after int64) ([]int64, string, error) {
+func (v view) listIDs(ctx context.Context, p store.ListParams, after int64) ([]int64, string, error) {
 	if states, ok := exceptional[p.State]; ok {
-		rows, err := s.pool.Query(ctx, `
+		rows, err := v.q.Query(ctx, `
 			select distinct id from outbox_exceptions
 			where state = any($1) and ($2 = '' or destination = $2) and ($3 = '' or event_key = $3)
 			  and ($4 = '' or event_type = $4) and id > $5
@@ -274,7 +317,7 @@ func (s *Store) listIDs(ctx context.Context, p store.ListParams, after int64) ([
 		return ids, nextOf(ids, p.Limit), err
 	}
 	if p.Key != "" {
-		rows, err := s.pool.Query(ctx, `
+		rows, err := v.q.Query(ctx, `
 			select id from outbox_events
 			where coalesce(event_key, aggregate_id) = $1 and id > $2
 			order by coalesce(event_key, aggregate_id), id limit $3`, p.Key, after, p.Limit)
@@ -284,7 +327,7 @@ func (s *Store) listIDs(ctx context.Context, p store.ListParams, after int64) ([
 		ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 		return ids, nextOf(ids, p.Limit), err
 	}
-	rows, err := s.pool.Query(ctx, `
+	rows, err := v.q.Query(ctx, `
 		select id, event_type from (select id, event_type from outbox_events where id > $1 order by id limit $2) e`,
 		after, stretch)
 	if err != nil {
@@ -320,8 +363,8 @@ func nextOf(ids []int64, limit int) string {
 
 // entries says how rows stand with each destination, without those that the
 // parameters leave out.
-func (s *Store) entries(ctx context.Context, ids []int64, p store.ListParams) ([]store.Entry, error) {
-	rows, err := s.pool.Query(ctx, entrySQL+` where id = any($1) and ($2 = '' or destination = $2)
+func (v view) entries(ctx context.Context, ids []int64, p store.ListParams) ([]store.Entry, error) {
+	rows, err := v.q.Query(ctx, entrySQL+` where id = any($1) and ($2 = '' or destination = $2)
 		order by id, destination`, ids, p.Destination)
 	if err != nil {
 		return nil, err
@@ -371,17 +414,23 @@ func stateOf(word, reason string) store.State {
 }
 
 // Show implements store.Inspector.
-func (s *Store) Show(ctx context.Context, id string) ([]store.Detail, error) {
-	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
-	defer cancel()
-	ids, err := s.find(ctx, id)
+func (s *Store) Show(ctx context.Context, id string) (out []store.Detail, err error) {
+	err = s.look(ctx, func(ctx context.Context, v view) error {
+		out, err = v.show(ctx, id)
+		return err
+	})
+	return out, err
+}
+
+func (v view) show(ctx context.Context, id string) ([]store.Detail, error) {
+	ids, err := v.find(ctx, id)
 	if err != nil {
 		return nil, err
 	}
 	out := make([]store.Detail, 0, len(ids))
 	r := newReader()
 	for _, row := range ids {
-		res, err := s.pool.Query(ctx, s.sql.one, int64(-1), 1<<30, row)
+		res, err := v.q.Query(ctx, v.sql.one, int64(-1), 1<<30, row)
 		if err != nil {
 			return nil, fmt.Errorf("pgstore: show %s: %w", id, err)
 		}
@@ -393,7 +442,7 @@ func (s *Store) Show(ctx context.Context, id string) ([]store.Detail, error) {
 			continue // gone meanwhile
 		}
 		d := store.Detail{Record: recs[0].rec}
-		if d.Entries, err = s.entries(ctx, []int64{row}, store.ListParams{}); err != nil {
+		if d.Entries, err = v.entries(ctx, []int64{row}, store.ListParams{}); err != nil {
 			return nil, fmt.Errorf("pgstore: show %s: %w", id, err)
 		}
 		out = append(out, d)
@@ -402,20 +451,19 @@ func (s *Store) Show(ctx context.Context, id string) ([]store.Detail, error) {
 }
 
 // find turns an event's or a row's id into row ids.
-func (s *Store) find(ctx context.Context, id string) ([]int64, error) {
+func (v view) find(ctx context.Context, id string) ([]int64, error) {
 	where, arg := `event_id = $1::text::uuid`, any(id)
 	if n, err := strconv.ParseInt(id, 10, 64); err == nil {
 		where, arg = `id = $1`, n
+	} else if arg, err = outrider.ParseID(id); err != nil {
+		return nil, nil // neither a UUID nor a number: nothing has that id
 	}
-	rows, err := s.pool.Query(ctx, `select id from outbox_events where `+where+` order by id limit 100`, arg)
+	rows, err := v.q.Query(ctx, `select id from outbox_events where `+where+` order by id limit 100`, arg)
 	if err == nil {
 		var ids []int64
 		if ids, err = pgx.CollectRows(rows, pgx.RowTo[int64]); err == nil {
 			return ids, nil
 		}
-	}
-	if isCode(err, "22P02") { // neither a UUID nor a number: nothing has that id
-		return nil, nil
 	}
 	return nil, privilegeError(fmt.Errorf("pgstore: find %s: %w", id, err))
 }
@@ -452,8 +500,11 @@ func (s *Store) act(ctx context.Context, t store.Target, sql string) (int, error
 	}
 	var ids []int64
 	if t.ID != "" {
-		var err error
-		if ids, err = s.find(ctx, t.ID); err != nil {
+		err := s.look(ctx, func(ctx context.Context, v view) (err error) {
+			ids, err = v.find(ctx, t.ID)
+			return err
+		})
+		if err != nil {
 			return 0, err
 		}
 	}

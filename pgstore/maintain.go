@@ -102,7 +102,7 @@ func (s *Store) noteSeen(ctx context.Context) error {
 		return privilegeError(fmt.Errorf("pgstore: outbox_source: %w", err))
 	}
 	if tag.RowsAffected() == 0 {
-		return s.checkSource(ctx)
+		return s.view().checkSource(ctx)
 	}
 	return nil
 }

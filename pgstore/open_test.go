@@ -2,10 +2,14 @@ package pgstore_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/url"
 	"strings"
+	"sync"
 	"testing"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/outrider-dev/outrider"
 	"github.com/outrider-dev/outrider/internal/testdb"
@@ -25,6 +29,98 @@ func TestOpenBehindPooler(t *testing.T) {
 	}
 	if !strings.Contains(err.Error(), "pooler") || !strings.Contains(outrider.Hint(err), "DSN") {
 		t.Errorf("error %v, hint %q", err, outrider.Hint(err))
+	}
+}
+
+// People come through a pooler, whose sessions serve others too: they look and
+// decide as without one, and leave nothing behind on its connections.
+func TestInspectBehindPooler(t *testing.T) {
+	ctx := t.Context()
+	s, db := open(t, pgstore.Config{})
+	pooler := testdb.Pooler(t, testdb.DatabaseName(t, pgstore.DSN(s)))
+	in, err := pgstore.Open(ctx, pgstore.Config{DSN: pooler, Inspect: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	if _, err := in.Join(ctx, store.JoinParams{Relay: "r", TTL: 1e9, Grace: 1e8}); err == nil {
+		t.Error("a relay joined a store that is for people")
+	}
+	p := joined(t, s, 64)
+	if _, err := db.Exec(`insert into outbox_events (aggregate_type, aggregate_id, event_type, payload)
+		select 'a', 'k' || n, 'T', '{}' from generate_series(1, 20) n`); err != nil {
+		t.Fatal(err)
+	}
+	c, err := p.Claim(ctx, store.ClaimParams{Lease: p.lease, MaxRecords: 100, MaxBytes: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	outcomes := make([]store.Outcome, len(c.Records))
+	for i := range outcomes {
+		outcomes[i] = store.Outcome{State: store.Failed, Attempts: 1, Class: "invalid"}
+	}
+	for _, cp := range []store.CommitParams{{Lease: p.lease, Start: []*store.Claim{c}}, {Lease: p.lease, Settle: []store.Settlement{{Claim: c, Outcomes: outcomes}}}} {
+		if err := p.Commit(ctx, cp); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// At once, so that the pooler hands its connections round.
+	var all sync.WaitGroup
+	for i := range c.Records {
+		all.Go(func() {
+			r := c.Records[i].Row
+			st, err := in.Status(ctx)
+			if err != nil || len(st.Destinations) != 1 || !st.Destinations[0].Leases[0].Held() || len(st.Relays) != 1 || st.Relays[0].Gone || len(st.Warnings) > 0 {
+				t.Errorf("status: %+v, %v", st, err)
+			}
+			if page, err := in.List(ctx, store.ListParams{Key: c.Records[i].Key, State: store.Failed}); err != nil || len(page.Entries) != 1 {
+				t.Errorf("list: %+v, %v", page, err)
+			}
+			if d, err := in.Show(ctx, c.Records[i].ID); err != nil || len(d) != 1 || d[0].Record.Row != r || string(d[0].Record.Payload) != "{}" {
+				t.Errorf("show: %+v, %v", d, err)
+			}
+			if d, err := in.Show(ctx, "nothing"); err != nil || len(d) != 0 {
+				t.Errorf("show of nothing: %+v, %v", d, err)
+			}
+			do := in.Retry
+			if i%2 == 0 {
+				do = in.Skip
+			}
+			if n, err := do(ctx, store.Target{ID: r}); n != 1 || err != nil {
+				t.Errorf("retry or skip: %d, %v", n, err)
+			}
+			if _, err := in.Retire(ctx, "main", true); !errors.Is(err, store.ErrServed) {
+				t.Errorf("retire: %v", err)
+			}
+		})
+	}
+	all.Wait()
+	cfg, err := pgx.ParseConfig(pooler)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol
+	var open []pgx.Tx
+	for range 8 { // each in a transaction, so each on another of its connections
+		conn, err := pgx.ConnectConfig(ctx, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close(context.Background())
+		tx, err := conn.Begin(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		open = append(open, tx)
+		var seqscan, timeout string
+		var prepared int
+		if err := tx.QueryRow(ctx, `select current_setting('enable_seqscan'), current_setting('statement_timeout'), (select count(*) from pg_prepared_statements)`).
+			Scan(&seqscan, &timeout, &prepared); err != nil || seqscan != "on" || timeout != "0" || prepared != 0 {
+			t.Errorf("a connection of the pooler has seqscan %s, time-out %s, %d prepared statements: %v", seqscan, timeout, prepared, err)
+		}
+	}
+	for _, tx := range open {
+		_ = tx.Rollback(ctx)
 	}
 }
 

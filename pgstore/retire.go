@@ -21,7 +21,11 @@ const retireTimeout = time.Minute
 func (s *Store) Retire(ctx context.Context, destination string, dry bool) (store.RetireReport, error) {
 	ctx, cancel := context.WithTimeout(ctx, retireTimeout)
 	defer cancel()
-	d, err := s.destinationStatus(ctx, destination)
+	var d store.DestinationStatus
+	err := s.look(ctx, func(ctx context.Context, v view) (err error) {
+		d, err = v.destinationStatus(ctx, destination)
+		return err
+	})
 	if err == nil {
 		err = s.inTx(ctx, func(tx pgx.Tx) error { return retire(ctx, tx, destination, dry) })
 	}

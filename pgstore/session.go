@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -45,10 +46,13 @@ func (s *Store) Join(ctx context.Context, p store.JoinParams) (store.Session, er
 	if p.TTL <= 0 || p.Grace <= 0 {
 		return nil, errors.New("pgstore: JoinParams.TTL and Grace are needed")
 	}
+	if s.cfg.Inspect {
+		return nil, errors.New("pgstore: the store was opened with Config.Inspect, which no relay can join")
+	}
 	if err := s.checkSchema(ctx); err != nil {
 		return nil, err
 	}
-	if err := s.checkSource(ctx); err != nil {
+	if err := s.view().checkSource(ctx); err != nil {
 		return nil, err
 	}
 	ses := &session{st: s, params: p, gone: map[int64]departed{}}
@@ -88,11 +92,11 @@ func (s *Store) checkSchema(ctx context.Context) error {
 }
 
 // checkSource compares the cluster with the one that the positions belong to.
-func (s *Store) checkSource(ctx context.Context) error {
+func (v view) checkSource(ctx context.Context) error {
 	// What was seen is read first: others go on, and raise it meanwhile.
 	var seenSystem string
 	var seenXid, seenID uint64
-	err := s.pool.QueryRow(ctx, `
+	err := v.q.QueryRow(ctx, `
 		select system_identifier, seen_xid, greatest(seen_id, (select max(hi) from outbox_leases))
 		from outbox_source`).Scan(&seenSystem, &seenXid, &seenID)
 	first := errors.Is(err, pgx.ErrNoRows)
@@ -101,7 +105,7 @@ func (s *Store) checkSource(ctx context.Context) error {
 	}
 	var system string
 	var xid, lastID uint64
-	err = s.pool.QueryRow(ctx, `
+	err = v.q.QueryRow(ctx, `
 		select (select system_identifier::text from pg_control_system()),
 		       pg_snapshot_xmax(pg_current_snapshot()),
 		       (select last_value from outbox_events_id_seq)`).Scan(&system, &xid, &lastID)
@@ -109,7 +113,7 @@ func (s *Store) checkSource(ctx context.Context) error {
 		return privilegeError(fmt.Errorf("pgstore: look at the cluster: %w", err))
 	}
 	if first {
-		if _, err := s.pool.Exec(ctx, `
+		if _, err := v.q.Exec(ctx, `
 			insert into outbox_source (system_identifier, seen_xid, seen_id) values ($1, $2::xid8, $3)
 			on conflict (only_row) do nothing`, system, xid, lastID); err != nil {
 			return privilegeError(fmt.Errorf("pgstore: outbox_source: %w", err))
@@ -165,9 +169,14 @@ func lockDestination(ctx context.Context, tx pgx.Tx, name string) error {
 func (s *Store) inTx(ctx context.Context, f func(pgx.Tx) error) error {
 	tx, err := s.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	if err != nil {
-		return fmt.Errorf("pgstore: %w", err)
+		return connectError(err)
 	}
 	defer tx.Rollback(context.WithoutCancel(ctx)) // after a commit it is a no-op, else the first error counts
+	if s.cfg.Inspect {
+		if _, err := tx.Exec(ctx, strings.ReplaceAll(settings, "set ", "set local ")); err != nil {
+			return fmt.Errorf("pgstore: %w", err)
+		}
+	}
 	if err := f(tx); err != nil {
 		return err
 	}

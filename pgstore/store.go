@@ -30,8 +30,13 @@ import (
 // Config configures a Store.
 type Config struct {
 	// DSN of the database, directly, not through a transaction pooler: the
-	// relay needs session locks. Needed.
+	// relay needs session locks. See Inspect. Needed.
 	DSN string
+
+	// Inspect opens the store for people alone, as store.Inspector, Operator,
+	// Retirer and Rebaser; Join is refused. It needs nothing of a session, so a
+	// transaction pooler may stand in front of the database.
+	Inspect bool
 
 	// MaxConns bounds the connections that carry claims and commits. Each
 	// session has one more for its renewals, and a doorbell one. 0: 6.
@@ -119,7 +124,13 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 			"give it as postgres://user@host:5432/database?sslmode=...")
 	}
 	pc.MaxConns = int32(cfg.MaxConns)
-	setSession(pc.ConnConfig)
+	if cfg.Inspect {
+		nameSession(pc.ConnConfig)
+		// Statements are described inside their transaction, and none is kept.
+		pc.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeDescribeExec
+	} else {
+		setSession(pc.ConnConfig)
+	}
 	pool, err := pgxpool.NewWithConfig(ctx, pc)
 	if err != nil {
 		return nil, fmt.Errorf("pgstore: %w", err)
@@ -132,8 +143,29 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	return s, nil
 }
 
-// setSession sets what every connection of the store lives under.
+// settings are what every connection of the store lives under. A range of
+// transaction ids looks to the planner like a third of the table as long as
+// there are no statistics, and like a reason to read all of it. No query here
+// ever wants that.
+const settings = `
+	set enable_seqscan = off;
+	set enable_bitmapscan = off;
+	set jit = off;
+	set plan_cache_mode = force_generic_plan;
+	set statement_timeout = '60s';
+	set idle_in_transaction_session_timeout = '60s'`
+
+// setSession has a connection live under the settings.
 func setSession(c *pgx.ConnConfig) {
+	nameSession(c)
+	c.AfterConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
+		_, err := conn.Exec(ctx, settings).ReadAll()
+		return err
+	}
+}
+
+// nameSession gives a connection its name and a time-out.
+func nameSession(c *pgx.ConnConfig) {
 	if c.RuntimeParams == nil {
 		c.RuntimeParams = map[string]string{}
 	}
@@ -142,19 +174,6 @@ func setSession(c *pgx.ConnConfig) {
 	}
 	if c.ConnectTimeout == 0 {
 		c.ConnectTimeout = 10 * time.Second
-	}
-	c.AfterConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
-		// A range of transaction ids looks to the planner like a third of
-		// the table as long as there are no statistics, and like a reason to
-		// read all of it. No query here ever wants that.
-		_, err := conn.Exec(ctx, `
-			set enable_seqscan = off;
-			set enable_bitmapscan = off;
-			set jit = off;
-			set plan_cache_mode = force_generic_plan;
-			set statement_timeout = '60s';
-			set idle_in_transaction_session_timeout = '60s'`).ReadAll()
-		return err
 	}
 }
 
@@ -171,13 +190,20 @@ func (s *Store) Close() error {
 
 // probe looks at the database and prepares the statements that fit it.
 func (s *Store) probe(ctx context.Context) error {
+	if s.cfg.Inspect {
+		return s.inTx(ctx, func(tx pgx.Tx) error { return s.probeBy(ctx, tx) })
+	}
 	// First of all: through a pooler, the settings of this store's sessions
 	// would become those of others.
 	if err := s.checkPooler(ctx); err != nil {
 		return err
 	}
+	return s.probeBy(ctx, s.pool)
+}
+
+func (s *Store) probeBy(ctx context.Context, q querier) error {
 	var version int
-	if err := s.pool.QueryRow(ctx, `select current_setting('server_version_num')::int`).Scan(&version); err != nil {
+	if err := q.QueryRow(ctx, `select current_setting('server_version_num')::int`).Scan(&version); err != nil {
 		return fmt.Errorf("pgstore: %w", err)
 	}
 	if version < 140000 {
@@ -185,7 +211,7 @@ func (s *Store) probe(ctx context.Context) error {
 			"PostgreSQL 14 or newer is needed")
 	}
 	var typ *string
-	if err := s.pool.QueryRow(ctx, `
+	if err := q.QueryRow(ctx, `
 		select (select format_type(atttypid, null) from pg_attribute
 		        where attrelid = to_regclass('outbox_events') and attname = 'payload' and not attisdropped)`).Scan(&typ); err != nil {
 		return fmt.Errorf("pgstore: %w", err)
@@ -226,7 +252,7 @@ func (s *Store) checkPooler(ctx context.Context) error {
 		}
 		if pid[0] == pid[1] {
 			return outrider.WithHint(errors.New("pgstore: a transaction pooler stands in front of the database: two connections were served by one server process"),
-				"the relay needs session locks and prepared statements: give it a DSN that leads to PostgreSQL itself (applications may go on enqueueing through the pooler)")
+				"the relay needs session locks and prepared statements: give it a DSN that leads to PostgreSQL itself (applications may go on enqueueing through the pooler, and status, list, show, retry, skip and retire work through it)")
 		}
 	}
 	return nil

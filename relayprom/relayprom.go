@@ -49,9 +49,10 @@ type Config struct {
 	// "outbox".
 	Source string
 
-	// EventTypes are those that have a value of their own in the label
-	// event_type; all others are "other". Event types come from applications,
-	// and a label must not grow with what they invent.
+	// EventTypes are the event types that the label event_type shows by name;
+	// events of any other type are counted together, as "other". nil: all are.
+	// Types come from applications, and a label must not grow with what they
+	// invent.
 	EventTypes []string
 
 	// LatencyBuckets of the histograms of time, in seconds. nil: 1 ms to 2

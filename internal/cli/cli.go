@@ -62,7 +62,7 @@ type app struct {
 	in       io.Reader
 	out, err io.Writer
 	json     bool
-	// open is daemon.OpenStore; tests put in a store of theirs.
+	// open is daemon.OpenInspector; tests put in a store of theirs.
 	open func(context.Context, config.Source, *slog.Logger) (store.Store, error)
 	// command is which one it is, for hints.
 	command string
@@ -72,7 +72,7 @@ type app struct {
 
 // Run runs the command line and returns the exit code.
 func Run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer) int {
-	a := &app{ctx: ctx, in: in, out: out, err: errOut, open: daemon.OpenStore}
+	a := &app{ctx: ctx, in: in, out: out, err: errOut, open: daemon.OpenInspector}
 	return a.run(args)
 }
 

@@ -151,7 +151,7 @@ func (bareStore) Close() error { return nil }
 func call(t *testing.T, st store.Store, args ...string) string {
 	t.Helper()
 	var out, errs strings.Builder
-	a := &app{ctx: t.Context(), in: strings.NewReader(""), out: &out, err: &errs, open: daemon.OpenStore}
+	a := &app{ctx: t.Context(), in: strings.NewReader(""), out: &out, err: &errs, open: daemon.OpenInspector}
 	if st != nil {
 		a.open = func(context.Context, config.Source, *slog.Logger) (store.Store, error) { return st, nil }
 	}

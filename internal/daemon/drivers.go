@@ -10,8 +10,9 @@ import (
 	"os"
 	"strings"
 
-	_ "github.com/jackc/pgx/v5/stdlib" // database/sql's "pgx", for migrations
-	_ "modernc.org/sqlite"             // database/sql's "sqlite"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
+	_ "modernc.org/sqlite" // database/sql's "sqlite"
 
 	"github.com/outrider-dev/outrider"
 	"github.com/outrider-dev/outrider/internal/config"
@@ -27,8 +28,17 @@ import (
 
 // This file is the list of drivers. Nothing registers itself.
 
-// OpenStore opens a source's outbox, after a look at its schema.
+// OpenStore opens a source's outbox for a relay, after a look at its schema.
 func OpenStore(ctx context.Context, s config.Source, log *slog.Logger) (store.Store, error) {
+	return openStore(ctx, s, log, false)
+}
+
+// OpenInspector opens it for people, who may come through a transaction pooler.
+func OpenInspector(ctx context.Context, s config.Source, log *slog.Logger) (store.Store, error) {
+	return openStore(ctx, s, log, true)
+}
+
+func openStore(ctx context.Context, s config.Source, log *slog.Logger, inspect bool) (store.Store, error) {
 	if err := checkSchema(ctx, s); err != nil {
 		return nil, explain(err)
 	}
@@ -36,7 +46,7 @@ func OpenStore(ctx context.Context, s config.Source, log *slog.Logger) (store.St
 	var err error
 	switch {
 	case s.Postgres != nil:
-		st, err = openPostgres(ctx, *s.Postgres, log)
+		st, err = openPostgres(ctx, *s.Postgres, log, inspect)
 	case s.SQLite != nil:
 		st, err = openSQLite(ctx, *s.SQLite, log)
 	default:
@@ -48,9 +58,9 @@ func OpenStore(ctx context.Context, s config.Source, log *slog.Logger) (store.St
 	return st, nil
 }
 
-func openPostgres(ctx context.Context, c config.Postgres, log *slog.Logger) (store.Store, error) {
+func openPostgres(ctx context.Context, c config.Postgres, log *slog.Logger, inspect bool) (store.Store, error) {
 	st, err := pgstore.Open(ctx, pgstore.Config{
-		DSN: c.DSN.Reveal(), MaxConns: c.MaxConns, BusyPoll: c.BusyPoll, IdlePoll: c.IdlePoll,
+		DSN: c.DSN.Reveal(), Inspect: inspect, MaxConns: c.MaxConns, BusyPoll: c.BusyPoll, IdlePoll: c.IdlePoll,
 		Doorbell: c.Doorbell, PartitionSize: int64(c.PartitionSize), Logger: log,
 	})
 	if err != nil {
@@ -94,11 +104,13 @@ func OpenDB(s config.Source) (*sql.DB, outrider.Dialect, error) {
 		}
 		return db, outrider.SQLite, nil
 	}
-	db, err := sql.Open("pgx", s.Postgres.DSN.Reveal())
+	c, err := pgx.ParseConfig(s.Postgres.DSN.Reveal())
 	if err != nil {
 		return nil, 0, explain(err)
 	}
-	return db, outrider.Postgres, nil
+	// No statement is prepared, so that a transaction pooler may stand between.
+	c.DefaultQueryExecMode = pgx.QueryExecModeExec
+	return stdlib.OpenDB(*c), outrider.Postgres, nil
 }
 
 // sqliteDSN is how an application opens the file, as the documentation asks.
