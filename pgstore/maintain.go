@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -16,6 +17,9 @@ type partition struct {
 	name string
 	from *int64 // nil: without beginning
 }
+
+// fewIDs are so few that their end is in sight.
+const fewIDs = 1_000_000_000
 
 // Maintain implements store.Maintainer: it splits the last partition ahead of
 // the sequence, notes how far the cluster has come, and tidies up.
@@ -39,6 +43,10 @@ func (s *Store) Maintain(ctx context.Context) error {
 	if err := s.pool.QueryRow(ctx, `select last_value from outbox_events_id_seq`).Scan(&seq); err != nil {
 		return fmt.Errorf("pgstore: %w", err)
 	}
+	if left := math.MaxInt64 - seq; left < fewIDs {
+		return outrider.WithHint(fmt.Errorf("pgstore: the ids of outbox_events run out: the sequence outbox_events_id_seq stands at %d, %d are left", seq, left),
+			"no insert works after the last. Somebody has set the sequence that far: begin anew in tables of another schema, before it ends")
+	}
 	var from int64
 	if last.from != nil {
 		from = *last.from
@@ -46,7 +54,7 @@ func (s *Store) Maintain(ctx context.Context) error {
 	// The border lies ahead of the sequence by a whole partition's half at
 	// least, so that no open transaction holds an id beyond it.
 	size := s.cfg.PartitionSize
-	if from >= 1<<63-1-2*size || seq < from+size/2 {
+	if from >= math.MaxInt64-2*size || seq < from+size/2 {
 		return nil
 	}
 	border := max(from, seq) + size

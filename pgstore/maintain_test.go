@@ -3,6 +3,8 @@ package pgstore_test
 import (
 	"context"
 	"database/sql"
+	"fmt"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -56,6 +58,63 @@ func TestMaintainMakesPartitionsAhead(t *testing.T) {
 	}
 	if n := readEverything(t, s); n != 4*700 {
 		t.Errorf("read %d events, want %d", n, 4*700)
+	}
+}
+
+// NUM-01: partitions are made ahead beyond every border of numbers, events fit
+// them, and the end of all numbers is said before it comes.
+func TestMaintainLargeIDs(t *testing.T) {
+	ctx := context.Background()
+	s, db := open(t, pgstore.Config{PartitionSize: 1000})
+	set := func(id int64) {
+		t.Helper()
+		if _, err := db.Exec(`select setval('outbox_events_id_seq', $1, false)`, id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	insert := func(n int) (last int64) {
+		t.Helper()
+		if err := db.QueryRow(`with e as (insert into outbox_events (aggregate_type, aggregate_id, event_type, payload, event_key)
+			select 'order', '1', 'Placed', '{}', null from generate_series(1, $1::int) returning id) select max(id) from e`, n).Scan(&last); err != nil {
+			t.Fatal(err)
+		}
+		return last
+	}
+	parts := 1
+	for _, at := range []int64{1<<31 - 5, 1<<32 - 5, 1<<53 - 5, 1<<63 - 2_000_000_000} {
+		set(at)
+		insert(10)
+		for range 2 { // the second time there is nothing to do
+			if err := s.Maintain(ctx); err != nil {
+				t.Fatalf("at %d: %v", at, err)
+			}
+		}
+		parts++
+		got := partitions(t, db)
+		want := fmt.Sprintf("FOR VALUES FROM ('%d') TO (MAXVALUE)", at+9+1000)
+		if len(got) != parts || got[len(got)-1] != want {
+			t.Fatalf("at %d: partitions are %q, want %d of which the last is %q", at, got, parts, want)
+		}
+		if last := insert(1500); last != at+1509 { // over the border
+			t.Errorf("the last id is %d, want %d", last, at+1509)
+		}
+	}
+	for _, left := range []int64{900_000_000, 100} {
+		set(math.MaxInt64 - left)
+		insert(10)
+		err := s.Maintain(ctx)
+		if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("run out: the sequence outbox_events_id_seq stands at %d, %d are left", math.MaxInt64-left+9, left-9)) || outrider.Hint(err) == "" {
+			t.Errorf("with %d ids left: %v, hint %q", left, err, outrider.Hint(err))
+		}
+	}
+	if got := partitions(t, db); len(got) != parts {
+		t.Errorf("partitions are %q", got)
+	}
+	if last := insert(91); last != math.MaxInt64 {
+		t.Errorf("the last of all ids is %d", last)
+	}
+	if n := readEverything(t, s); n != 4*1510+2*10+91 {
+		t.Errorf("read %d events, want %d", n, 4*1510+2*10+91)
 	}
 }
 
