@@ -119,7 +119,7 @@ func split(ctx context.Context, tx pgx.Tx, id int64, lanes store.LaneSet) (int64
 
 // take makes a free lease the session's own and reads where it stands.
 func (ses *session) take(ctx context.Context, tx pgx.Tx, f freeLease, own int64) (*lease, error) {
-	l := &lease{ses: ses, held: map[string]*heldKey{}, inHand: map[int64]bool{}, pass: map[int64]bool{}, reader: newReader()}
+	l := &lease{ses: ses, held: map[string]*heldKey{}, inHand: map[int64]bool{}, counts: map[string]int{}, pass: map[int64]bool{}, reader: newReader()}
 	var base string
 	var target *string
 	var doc []byte

@@ -141,8 +141,8 @@ func (l *lease) openWindow(ctx context.Context, p store.ClaimParams, pos positio
 	limit := p.MaxRecords + 1
 	var text string
 	var top int64
-	var rows []row
 	st := l.ses.st
+	rows := st.takeRows()
 	err := l.readOnly(ctx,
 		func(b *pgx.Batch) {
 			b.Queue(st.sql.now).QueryRow(func(r pgx.Row) error { return r.Scan(&text, &top) })
@@ -165,11 +165,13 @@ func (l *lease) openWindow(ctx context.Context, p store.ClaimParams, pos positio
 		return nil, err
 	}
 	if len(rows) == 0 {
+		st.giveRows(rows)
 		l.idle(pos, snap)
 		return nil, nil
 	}
 	if len(rows) > p.MaxRecords || bytesOf(rows) > p.MaxBytes {
 		pos.target, pos.top = &snap, top
+		st.giveRows(rows)
 		return l.readWindow(ctx, p, pos)
 	}
 	slices.SortFunc(rows, func(a, b row) int { return cmpInt(a.id, b.id) })
@@ -214,7 +216,7 @@ func (l *lease) readWindow(ctx context.Context, p store.ClaimParams, pos positio
 			from = first - 1
 		}
 	}
-	var rows []row
+	rows := st.takeRows()
 	var err error
 	switch behind := pos.hi - from; {
 	case behind <= 0:
@@ -233,6 +235,7 @@ func (l *lease) readWindow(ctx context.Context, p store.ClaimParams, pos positio
 	}
 	n := cut(rows[:min(len(rows), p.MaxRecords)], p.MaxBytes)
 	pg := page{Base: pos.base.text, Snap: pos.target.text, From: from, Top: pos.top, Last: n == len(rows)}
+	clear(rows[n:])
 	rows = rows[:n]
 	pg.To = max(from, pos.top)
 	if !pg.Last {
@@ -264,12 +267,13 @@ func (l *lease) readAgain(ctx context.Context, p store.ClaimParams, pg page) (*s
 	if err != nil {
 		return nil, fmt.Errorf("pgstore: read lease %d again: %w", l.ID, err)
 	}
-	rows, err := l.reader.rows(res, nil)
+	rows, err := l.reader.rows(res, l.ses.st.takeRows())
 	if err != nil {
 		return nil, fmt.Errorf("pgstore: read lease %d again: %w", l.ID, err)
 	}
 	n := cut(rows[:min(len(rows), limit)], p.MaxBytes)
 	whole := n == len(rows)
+	clear(rows[n:])
 	rows = rows[:n]
 	l.mu.Lock()
 	pos := l.read
@@ -337,7 +341,7 @@ func (l *lease) handOut(ctx context.Context, p store.ClaimParams, pos position, 
 	}
 	c.Records = make([]outrider.Record, 0, len(rows))
 	f.ids = make([]int64, 0, len(rows))
-	count := map[string]int{}
+	clear(l.counts)
 	for i := range rows {
 		r := &rows[i]
 		key := r.rec.Key
@@ -356,7 +360,9 @@ func (l *lease) handOut(ctx context.Context, p store.ClaimParams, pos position, 
 			continue
 		}
 		if p.KeyShare > 0 && key != "" {
-			if count[key]++; count[key] > p.KeyShare {
+			n := l.counts[key] + 1
+			l.counts[key] = n
+			if n > p.KeyShare {
 				k := &heldKey{key: key, lane: r.rec.Lane, base: pos.base, target: after.target,
 					at: r.id - 1, low: r.id, born: f.no, wait: f.no}
 				if pg.Last {
@@ -380,6 +386,7 @@ func (l *lease) handOut(ctx context.Context, p store.ClaimParams, pos position, 
 		c.Records = append(c.Records, r.rec)
 		f.ids = append(f.ids, r.id)
 	}
+	l.ses.st.giveRows(rows)
 	pg.N = len(c.Records)
 	if redo {
 		c.Exclusive = pg.Limit > 0

@@ -38,6 +38,7 @@ type lease struct {
 	inHand     map[int64]bool // exceptions in hand
 	pass       map[int64]bool // events to pass over, see Rebase
 	exceptions int            // waiting or in hand
+	counts     map[string]int // of a page's keys, while it is handed out
 	claims     int64          // number of the last fresh claim
 	rejoined   []string       // held keys to be deleted with the next start
 	sinceJoin  int            // claims since keys last had an occasion to rejoin

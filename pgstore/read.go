@@ -1,6 +1,7 @@
 package pgstore
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"encoding/hex"
@@ -30,6 +31,7 @@ const pgEpoch = 946684800 * 1_000_000
 // columns that repeat.
 type reader struct {
 	words map[string]string
+	text  []byte // of the current row
 }
 
 func newReader() *reader { return &reader{words: make(map[string]string, 16)} }
@@ -58,12 +60,9 @@ func (r *reader) scan(rows pgx.Rows, out *row) ([][]byte, error) {
 	}
 	out.id = int64(binary.BigEndian.Uint64(v[0]))
 	rec := &out.rec
-	rec.Row = strconv.FormatInt(out.id, 10)
-	rec.ID = uuidText(v[1])
 	rec.AggregateType = r.word(v[2])
-	rec.AggregateID = string(v[3])
 	rec.Type = r.word(v[4])
-	rec.Key = string(v[5])
+	r.own(rec, out.id, v[1], v[3], v[5])
 	rec.Unordered = rec.Key == ""
 	rec.ContentType = r.word(v[6])
 	r.headers(v[7], rec)
@@ -79,6 +78,27 @@ func (r *reader) scan(rows pgx.Rows, out *row) ([][]byte, error) {
 		rec.Payload = append(make([]byte, 0, len(v[13])), v[13]...)
 	}
 	return v[14:], nil
+}
+
+// own sets the texts that are a row's own. They are one piece of memory: with
+// each by itself a drain spends a tenth of its time on them.
+func (r *reader) own(rec *outrider.Record, row int64, id, aggregate, key []byte) {
+	b := strconv.AppendInt(r.text[:0], row, 10)
+	atID := len(b)
+	b = appendUUID(b, id)
+	atAggregate := len(b)
+	b = append(b, aggregate...)
+	atKey := len(b)
+	same := bytes.Equal(key, aggregate)
+	if !same {
+		b = append(b, key...)
+	}
+	r.text = b
+	text := string(b)
+	rec.Row, rec.ID, rec.AggregateID, rec.Key = text[:atID], text[atID:atAggregate], text[atAggregate:atKey], text[atKey:]
+	if same {
+		rec.Key = rec.AggregateID
+	}
 }
 
 // headers decodes a JSON object of texts. Anything else that a row written by
@@ -121,18 +141,16 @@ func pgTime(b []byte) time.Time {
 	return time.UnixMicro(us + pgEpoch).UTC()
 }
 
-func uuidText(b []byte) string {
-	var out [36]byte
-	hex.Encode(out[0:8], b[0:4])
-	out[8] = '-'
-	hex.Encode(out[9:13], b[4:6])
-	out[13] = '-'
-	hex.Encode(out[14:18], b[6:8])
-	out[18] = '-'
-	hex.Encode(out[19:23], b[8:10])
-	out[23] = '-'
-	hex.Encode(out[24:36], b[10:16])
-	return string(out[:])
+func appendUUID(to, id []byte) []byte {
+	from := 0
+	for _, end := range [...]int{4, 6, 8, 10, 16} {
+		if from > 0 {
+			to = append(to, '-')
+		}
+		to = hex.AppendEncode(to, id[from:end])
+		from = end
+	}
+	return to
 }
 
 // rows reads all of a result.
@@ -145,6 +163,22 @@ func (r *reader) rows(res pgx.Rows, into []row) ([]row, error) {
 		}
 	}
 	return into, res.Err()
+}
+
+// takeRows gives a slice to read rows into, and giveRows takes it back once
+// they have been made a claim of. Growing a new one for each page took a fifth
+// of a drain's time.
+func (s *Store) takeRows() []row {
+	if p, ok := s.rows.Get().(*[]row); ok {
+		return *p
+	}
+	return nil
+}
+
+func (s *Store) giveRows(rows []row) {
+	clear(rows)
+	rows = rows[:0]
+	s.rows.Put(&rows)
 }
 
 // fetchLarge reads the payloads that were left out of rows, which are known by

@@ -102,6 +102,7 @@ type Store struct {
 	cfg  Config
 	pool *pgxpool.Pool
 	sql  statements
+	rows sync.Pool // of *[]row, see takeRows
 	// oldTx is the age of transactions that are warned of.
 	oldTx time.Duration
 }
