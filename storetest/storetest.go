@@ -93,6 +93,7 @@ func Run(t *testing.T, h Harness) {
 		{"Lease", leaseTests},
 		{"Move", moveTests},
 		{"Death", deathTests},
+		{"Intent", intentTests},
 		{"FanOut", fanOutTests},
 		{"Operate", operateTests},
 		{"Retire", retireTests},
