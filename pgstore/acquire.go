@@ -135,6 +135,7 @@ func (ses *session) take(ctx context.Context, tx pgx.Tx, f freeLease, own int64)
 	if err != nil {
 		return nil, err
 	}
+	l.wrote(l.writes)
 	l.Lanes = store.LaneSet(lanes)
 	if l.done.base, err = parseSnapshot(base); err != nil {
 		return nil, err

@@ -453,7 +453,7 @@ func (d *due) begin(ctx context.Context, singles []single) error {
 		r.Sequence.Page = d.page
 	}
 	first := func(b *pgx.Batch) *pgx.QueuedQuery {
-		return b.Queue(`update outbox_leases set writes = writes + 1, page = greatest(page, $4) where lease = $1 and epoch = $2 and writes = $3`,
+		return b.Queue(`update outbox_leases set writes = writes + 1, page = greatest(page, $4) where lease = $1 and epoch = $2 and writes = $3 and gen = $3::bigint >> 5`,
 			l.ID, l.Epoch, l.writes, d.page)
 	}
 	others := []func(*pgx.Batch){func(b *pgx.Batch) {

@@ -22,10 +22,11 @@ type lease struct {
 
 	// writing serialises what writes to the database under the lease.
 	writing sync.Mutex
-	writes  int64       // outbox_leases.writes as last known
-	unsure  *written    // a write whose answer was lost
-	moving  atomic.Bool // it may have moved lanes: nothing is read until that is known
-	last    *written    // the last one that is known to be done
+	writes  int64        // outbox_leases.writes as last known
+	seen    atomic.Int64 // the same, for renewals
+	unsure  *written     // a write whose answer was lost
+	moving  atomic.Bool  // it may have moved lanes: nothing is read until that is known
+	last    *written     // the last one that is known to be done
 
 	// mu guards the rest, and is held for work in memory only.
 	mu   sync.Mutex
@@ -97,6 +98,13 @@ type written struct {
 	apply  func()
 }
 
+// wrote notes how often the lease's row has been written. Called with writing
+// held.
+func (l *lease) wrote(n int64) {
+	l.writes = n
+	l.seen.Store(n)
+}
+
 // resolve finds out what became of a write whose answer was lost. Called with
 // writing held, before any other write.
 func (l *lease) resolve(ctx context.Context) error {
@@ -118,7 +126,8 @@ func (l *lease) resolve(ctx context.Context) error {
 		l.unsure.apply()
 		l.last = l.unsure
 	}
-	l.writes, l.unsure = writes, nil
+	l.wrote(writes)
+	l.unsure = nil
 	l.moving.Store(false)
 	return nil
 }
@@ -145,7 +154,7 @@ func (l *lease) move(what *written) {
 func (l *lease) moved(done error) {
 	switch {
 	case done == nil:
-		l.writes++
+		l.wrote(l.writes + 1)
 		l.last = l.unsure
 		l.unsure.apply()
 	case !errors.Is(done, store.ErrFenced):
@@ -194,7 +203,7 @@ func (l *lease) write(ctx context.Context, what *written, first func(*pgx.Batch)
 		}
 		return store.ErrFenced
 	}
-	l.writes++
+	l.wrote(l.writes + 1)
 	l.unsure, l.last = nil, what
 	what.apply()
 	return nil
@@ -204,5 +213,5 @@ func (l *lease) write(ctx context.Context, what *written, first func(*pgx.Batch)
 // effect; $1 lease, $2 epoch, $3 writes as they are after the first statement.
 // The row has to be of this transaction: where a write comes late, the next one
 // may have brought the lease to the same number.
-const fenced = `exists (select from outbox_leases where lease = $1 and epoch = $2 and writes = $3
+const fenced = `exists (select from outbox_leases where lease = $1 and epoch = $2 and writes = $3 and gen = $3::bigint >> 5
 	and xmin = pg_current_xact_id_if_assigned()::xid)`

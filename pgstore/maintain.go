@@ -35,6 +35,9 @@ func (s *Store) Maintain(ctx context.Context) error {
 	if err := s.buryRelays(ctx); err != nil {
 		return err
 	}
+	if err := s.compact(ctx); err != nil {
+		return err
+	}
 	last, err := s.lastPartition(ctx)
 	if err != nil || last == nil {
 		return err

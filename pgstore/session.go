@@ -223,11 +223,7 @@ func (ses *session) Renew(ctx context.Context, leases []store.Lease) (store.Rene
 	if err := ses.ensure(ctx); err != nil {
 		return store.Renewal{}, err
 	}
-	ids := make([]int64, len(leases))
-	for i, l := range leases {
-		ids[i] = l.ID
-	}
-	held, relays, err := ses.renew(ctx, ids)
+	held, relays, err := ses.renew(ctx, leases)
 	if err != nil {
 		return store.Renewal{}, fmt.Errorf("pgstore: renew: %w", err)
 	}
@@ -241,34 +237,38 @@ func (ses *session) Renew(ctx context.Context, leases []store.Lease) (store.Rene
 	return r, nil
 }
 
-// renew prolongs what is past a third of its time, passing over rows that a
-// commit has locked (a commit prolongs too), and looks who else is alive: a
-// relay is if its lock is taken. The probe is a shared lock, so that two
-// probes do not take each other for the owner.
-func (ses *session) renew(ctx context.Context, ids []int64) (map[int64]int64, int, error) {
+// renew looks which of the leases are still held, prolongs them, and looks who
+// else is alive: a relay is if its lock is taken. The probe is a shared lock, so
+// that two probes do not take each other for the owner.
+func (ses *session) renew(ctx context.Context, leases []store.Lease) (map[int64]int64, int, error) {
 	ttl := ses.params.TTL.Microseconds()
+	held := map[int64]int64{} // epochs
+	var ids, gens, slow []int64
+	for _, l := range leases {
+		ids = append(ids, l.ID)
+		gen := int64(0)
+		if have := ses.leases.get(l.ID); have != nil {
+			gen = have.seen.Load() >> 5
+		}
+		gens = append(gens, gen)
+	}
 	var b pgx.Batch
-	b.Queue(`
-		with due as (
-			select lease from outbox_leases
-			where lease = any($1) and owner_lock = $2
-			  and expires_at < clock_timestamp() + $3 * interval '0.67 microseconds'
-			for update skip locked)
-		update outbox_leases l set expires_at = clock_timestamp() + $3 * interval '1 microsecond'
-		from due where l.lease = due.lease`, ids, ses.lock, ttl)
-	b.Queue(`
-		update outbox_relays set seen_at = clock_timestamp(), expires_at = clock_timestamp() + $2 * interval '1 microsecond'
-		where lock = $1 and expires_at < clock_timestamp() + $2 * interval '0.67 microseconds'`, ses.lock, ttl)
-	held := map[int64]int64{}
-	b.Queue(`select lease, epoch from outbox_leases where lease = any($1) and owner_lock = $2`, ids, ses.lock).
+	b.Queue(heldSQL, ids, gens, ses.lock, ttl).
 		Query(func(rows pgx.Rows) error {
 			var id, epoch int64
-			_, err := pgx.ForEachRow(rows, []any{&id, &epoch}, func() error {
+			var due bool
+			_, err := pgx.ForEachRow(rows, []any{&id, &epoch, &due}, func() error {
 				held[id] = epoch
+				if due {
+					slow = append(slow, id)
+				}
 				return nil
 			})
 			return err
 		})
+	b.Queue(`
+		update outbox_relays set seen_at = clock_timestamp(), expires_at = clock_timestamp() + $2 * interval '1 microsecond'
+		where lock = $1 and expires_at < clock_timestamp() + $2 * interval '0.67 microseconds'`, ses.lock, ttl)
 	relays := 1
 	seen := map[int64]departed{}
 	b.Queue(`select lock, pg_try_advisory_xact_lock_shared(lock), expires_at < clock_timestamp(),
@@ -296,7 +296,52 @@ func (ses *session) renew(ctx context.Context, ids []int64) (map[int64]int64, in
 		return nil, 0, err
 	}
 	ses.gone = seen
-	return held, relays, nil
+	for _, id := range ids {
+		if _, ok := held[id]; !ok {
+			slow = append(slow, id) // lost; or written more often since than was looked for
+		}
+	}
+	if len(slow) == 0 {
+		return held, relays, nil
+	}
+	return held, relays, ses.prolong(ctx, slow, held)
+}
+
+// heldSQL finds the session's leases by the writes that it knows of: it is asked
+// all the time, and must not get slower while versions pile up.
+const heldSQL = `
+	select l.lease, l.epoch, l.expires_at < clock_timestamp() + $4 * interval '0.67 microseconds'
+	from unnest($1::bigint[], $2::bigint[]) as k(lease, gen) cross join lateral (
+		select * from outbox_leases o where o.lease = k.lease and o.gen between k.gen and k.gen + 1) l
+	where l.owner_lock = $3`
+
+// prolong gives leases their whole time again, passing over rows that a commit
+// has locked (a commit prolongs too), and says in held which there are. Commits
+// prolong, so only idle leases come here, once in a third of their time.
+func (ses *session) prolong(ctx context.Context, ids []int64, held map[int64]int64) error {
+	ttl := ses.params.TTL.Microseconds()
+	var b pgx.Batch
+	b.Queue(`
+		with due as (
+			select lease from outbox_leases
+			where lease = any($1) and owner_lock = $2
+			  and expires_at < clock_timestamp() + $3 * interval '0.67 microseconds'
+			for update skip locked)
+		update outbox_leases l set expires_at = clock_timestamp() + $3 * interval '1 microsecond'
+		from due where l.lease = due.lease`, ids, ses.lock, ttl)
+	for _, id := range ids {
+		delete(held, id)
+	}
+	b.Queue(`select lease, epoch from outbox_leases where lease = any($1) and owner_lock = $2`, ids, ses.lock).
+		Query(func(rows pgx.Rows) error {
+			var id, epoch int64
+			_, err := pgx.ForEachRow(rows, []any{&id, &epoch}, func() error {
+				held[id] = epoch
+				return nil
+			})
+			return err
+		})
+	return ses.conn.SendBatch(ctx, &b).Close()
 }
 
 // look brings up to date who else is alive, and returns the session's own lock
@@ -307,7 +352,7 @@ func (ses *session) look(ctx context.Context) (own int64, dead []int64, err erro
 	if err := ses.ensure(ctx); err != nil {
 		return 0, nil, err
 	}
-	if _, _, err := ses.renew(ctx, []int64{}); err != nil {
+	if _, _, err := ses.renew(ctx, nil); err != nil {
 		return 0, nil, fmt.Errorf("pgstore: %w", err)
 	}
 	dead = []int64{}

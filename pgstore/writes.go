@@ -105,7 +105,7 @@ const leaseSQL = `
 		update outbox_leases set writes = writes + 1, base = $4::pg_snapshot, target = $5::pg_snapshot,
 			at = $6, top = $7, hi = $8, page = greatest(page, $9), open = $10,
 			expires_at = clock_timestamp() + $11 * interval '1 microsecond'
-		where lease = $1 and epoch = $2 and writes = $3
+		where lease = $1 and epoch = $2 and writes = $3 and gen = $3::bigint >> 5
 		returning lease, destination, epoch, owner),
 	j as (
 		insert into outbox_journal (destination, lease, epoch, relay, kind, from_id, to_id, records, published, receipts)

@@ -53,7 +53,7 @@ create table outbox_source (
 -- Where each lease stands: the lanes of one destination that progress together.
 -- The rows of a destination share out all lanes among them.
 create table outbox_leases (
-    lease       bigint generated always as identity primary key,
+    lease       bigint generated always as identity,
     destination text        not null,
     lanes       bigint      not null,
     owner       text,                 -- the relay's name; null: free
@@ -62,6 +62,9 @@ create table outbox_leases (
     expires_at  timestamptz,
     -- Grows with each write of the owner, to recognise one whose answer was lost.
     writes      bigint      not null default 0,
+    -- Part of the key, so that a write finds its row among the last few versions.
+    -- While an old snapshot is held somewhere none of them can be removed.
+    gen         bigint      generated always as (writes >> 5) stored,
     -- All that is visible in base is done, but for the exceptions.
     base        pg_snapshot not null,
     -- While a large window is paged: its snapshot, the id reached, its highest.
@@ -73,7 +76,8 @@ create table outbox_leases (
     -- Numbers the pages, for sequences.
     page        bigint      not null default 0,
     -- What is in hand, and what is to be read again: pages.
-    open        json        not null default '{"open":[]}'
+    open        json        not null default '{"open":[]}',
+    primary key (lease, gen)
 ) with (fillfactor = 40, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_scale_factor = 0);
 create index outbox_leases_destination_idx on outbox_leases (destination);
 
