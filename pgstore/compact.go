@@ -64,7 +64,7 @@ const averageRow = 500
 func (s *Store) rewrite(ctx context.Context, table string) error {
 	return s.inTx(ctx, func(tx pgx.Tx) error {
 		name := pgx.Identifier{table}.Sanitize()
-		if _, err := tx.Exec(ctx, `set local lock_timeout = '100ms'`); err != nil {
+		if _, err := tx.Exec(ctx, `set local lock_timeout = '20ms'`); err != nil {
 			return err
 		}
 		if _, err := tx.Exec(ctx, `lock table `+name+` in access exclusive mode`); err != nil {
