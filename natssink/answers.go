@@ -114,6 +114,8 @@ func (s *Sink) unreachable(err error) sink.Result {
 		err = *down
 	} else if last := s.nc.LastError(); last != nil {
 		err = last
+	} else if errors.Is(err, nats.ErrReconnectBufExceeded) {
+		err = errNoConnection // what the client says of it is about its buffer
 	}
 	r := sink.Result{Status: sink.NotSent, Class: sink.ClassUnreachable, Err: outrider.WithHint(err, hintReach)}
 	if isAuth(err) {
@@ -121,6 +123,8 @@ func (s *Sink) unreachable(err error) sink.Result {
 	}
 	return r
 }
+
+var errNoConnection = errors.New("nats: there is no connection to a server yet")
 
 func isAuth(err error) bool {
 	return errors.Is(err, nats.ErrAuthorization) || errors.Is(err, nats.ErrAuthExpired) ||

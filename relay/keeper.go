@@ -58,7 +58,7 @@ func (m *membership) renewOnce(ctx context.Context) {
 	rctx, cancel := context.WithTimeout(ctx, m.relay.cfg.Grace)
 	a, err := m.sess.Renew(rctx, leases)
 	cancel()
-	if ctx.Err() != nil {
+	if ctx.Err() != nil || m.handing.Load() {
 		return
 	}
 	m.relay.storeError("", "renew", err)

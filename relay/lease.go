@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/outrider-dev/outrider"
@@ -20,6 +21,8 @@ type membership struct {
 	next  chan store.Session // from rejoin
 	news  chan struct{}
 	wg    sync.WaitGroup // workers
+	// handing: leases are being given back, so renewals find them gone.
+	handing atomic.Bool
 
 	lastRenewal time.Duration // renew's
 
@@ -290,7 +293,9 @@ func (m *membership) doShrink(ctx context.Context, x *member, keep store.LaneSet
 	rctx, cancel := context.WithTimeout(ctx, m.relay.cfg.LeaseTTL)
 	defer cancel()
 	left, err := m.sess.Release(rctx, x.lease, keep)
-	m.relay.storeError(x.lease.Destination, "release", unlessFenced(err))
+	if ctx.Err() == nil {
+		m.relay.storeError(x.lease.Destination, "release", unlessFenced(err))
+	}
 	switch {
 	case errors.Is(err, store.ErrFenced):
 		x.w.lapse()
@@ -305,7 +310,9 @@ func (m *membership) doMerge(ctx context.Context, h *holding, a, b *member) {
 	rctx, cancel := context.WithTimeout(ctx, m.relay.cfg.LeaseTTL)
 	defer cancel()
 	joined, ok, err := m.sess.(store.Merger).Merge(rctx, a.lease, b.lease)
-	m.relay.storeError(h.d.Name, "merge", unlessFenced(err))
+	if ctx.Err() == nil {
+		m.relay.storeError(h.d.Name, "merge", unlessFenced(err))
+	}
 	switch {
 	case err == nil && ok:
 		m.resume(b, store.Lease{})

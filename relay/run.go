@@ -156,6 +156,7 @@ func (m *membership) await(ctx context.Context, all []*worker, at <-chan time.Ti
 // handBack gives up leases and membership.
 func (m *membership) handBack(all []*worker) error {
 	r := m.relay
+	m.handing.Store(true)
 	ctx, cancel := context.WithTimeout(context.Background(), max(r.cfg.SettleTimeout/5, 10*time.Millisecond))
 	defer cancel()
 	var errs []error

@@ -264,3 +264,39 @@ func TestRunFailsToJoin(t *testing.T) {
 		}
 	})
 }
+
+// slowToLeave is a store whose sessions take their time to give a lease back.
+type slowToLeave struct{ store.Store }
+
+type slowToLeaveSession struct{ store.Session }
+
+func (s slowToLeave) Join(ctx context.Context, p store.JoinParams) (store.Session, error) {
+	ses, err := s.Store.Join(ctx, p)
+	return slowToLeaveSession{ses}, err
+}
+
+func (s slowToLeaveSession) Release(ctx context.Context, l store.Lease, keep store.LaneSet) (store.Lease, error) {
+	left, err := s.Session.Release(ctx, l, keep)
+	time.Sleep(600 * time.Millisecond)
+	return left, err
+}
+
+// A stop that takes its time is not told of as if leases had been lost, though
+// renewals meanwhile find them given back.
+func TestStopLosesNoLease(t *testing.T) {
+	inWorld(t, memsink.Config{}, func(w *world) {
+		lost, errors := 0, 0
+		r := w.start(func(c *Config) {
+			c.Store = slowToLeave{w.store}
+			c.Hooks.LeaseLost = func(string) { lost++ }
+			c.Hooks.StoreError = func(string, string) { errors++ }
+		})
+		w.add("a")
+		time.Sleep(5 * time.Second)
+		r.stop()
+		<-r.done
+		if lost > 0 || errors > 0 {
+			t.Errorf("a stop was told of as %d leases lost and %d errors of the store", lost, errors)
+		}
+	})
+}

@@ -174,8 +174,10 @@ func (db *database) sameFile() error {
 	return err
 }
 
-// busyStep is how long SQLite itself waits for a lock, at one try.
-const busyStep = time.Second
+// busyStep is how long SQLite itself waits for a lock, at one try. It looks less
+// and less often while it does; on a slow disk that writers keep busy, one that
+// has waited for long hardly ever finds it free, and a renewal came too late.
+const busyStep = 10 * time.Millisecond
 
 // retry repeats what failed because another process writes, for some time.
 func retry(ctx context.Context, busy time.Duration, f func() error) error {
