@@ -17,21 +17,18 @@ import (
 // be tried again is read past dead rows, a page in ten commits at most.
 func TestOldSnapshotCostsClaimsNothing(t *testing.T) {
 	const rounds = 300
-	var free, held map[string]int
-	t.Run("free", func(t *testing.T) { free = pagesAfter(t, openStore(t), rounds) })
-	t.Run("held", func(t *testing.T) {
-		ctx := context.Background()
-		s := openStore(t)
-		conn, err := pgx.Connect(ctx, s.cfg.DSN)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close(ctx) //nolint:errcheck // the database goes with the test
-		if _, err := conn.Exec(ctx, `begin isolation level repeatable read; select count(*) from pg_class`); err != nil {
-			t.Fatal(err)
-		}
-		held = pagesAfter(t, s, rounds)
-	})
+	ctx := context.Background()
+	free := pagesAfter(t, openStore(t), rounds)
+	s := openStore(t)
+	conn, err := pgx.Connect(ctx, s.cfg.DSN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(ctx) //nolint:errcheck // the database goes with the test
+	if _, err := conn.Exec(ctx, `begin isolation level repeatable read; select count(*) from pg_class`); err != nil {
+		t.Fatal(err)
+	}
+	held := pagesAfter(t, s, rounds)
 	for what, pages := range held {
 		more := 3 // a page may have split
 		if what == dueRead {

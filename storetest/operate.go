@@ -23,6 +23,7 @@ var operateTests = []test{
 	{"SkipWaiting", testSkipWaiting},
 	{"NotInHand", testOperateNotInHand},
 	{"NotScheduled", testOperateNotScheduled},
+	{"DelayedSuccessorHoldsNothing", testOperateDelayedSuccessor},
 }
 
 func (b *bench) inspector() store.Inspector {
@@ -462,4 +463,23 @@ func testOperateNotScheduled(b *bench) {
 		}
 	}
 	b.ledger.GivenUp(mainDest, e.ID)
+}
+
+// A held key is freed of which nothing is left but a delayed event: what comes
+// behind that one does not wait for it.
+func testOperateDelayedSuccessor(b *bench) {
+	op := b.operator()
+	m := b.owner()
+	head, late, next := event("a"), event("a"), event("a")
+	late.Delay = forever
+	b.put(head)
+	m.drain(1, func(outrider.Record) store.Outcome { return failed(1, false) })
+	b.put(late)
+	m.idle() // the lease passes over it
+	b.operate("skip", func() (int, error) { return op.Skip(b.ctx, store.Target{ID: head.ID}) }, 1)
+	b.ledger.GivenUp(mainDest, head.ID)
+	m.idle()
+	b.put(next)
+	wantIDs(b.t, "delivered", m.drain(1, nil), next)
+	b.ledger.GivenUp(mainDest, late.ID)
 }
