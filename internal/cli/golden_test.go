@@ -304,7 +304,7 @@ func TestUsage(t *testing.T) {
 		{"lst"}, {"list", "--kee", "x"}, {"run"}, {"migrate"}, {"migrate", "sql"}, {"dev", "--db", "sqlite:x"},
 		{"dev", "--db", "sqlite:x", "--to", "kafka://h"}, {"dev", "--db", "sqlite:x", "--to", "redis://h/x"},
 		{"dev", "--db", "sqlite:x", "--to", "nats://h:4222/a.{tipe}"}, {"run", "-c", "testdata/absent.yaml"},
-		{"migrate", "sql", "--dialect", "sqlite", "--payload", "json"}, {"demo", "--script", "2s dance"}, {"demo", "--rate", "0"},
+		{"migrate", "sql", "--dialect", "sqlite", "--payload", "json"}, {"migrate", "sql", "--dialect", "postgres", "--set", "rows"}, {"demo", "--script", "2s dance"}, {"demo", "--rate", "0"},
 		{"status", "-o", "xml"}, {"status", "--source", "x", "-c", "testdata/two.yaml"}, {"status", "--source", "sho", "-c", "testdata/two.yaml"},
 	} {
 		got.WriteString(call(t, &fakeStore{}, args...))
@@ -328,10 +328,18 @@ func TestValidate(t *testing.T) {
 // What the statements are is the migrations' affair; here it counts that they
 // can be piped into a client as they are, and show how to enqueue.
 func TestMigrateSQL(t *testing.T) {
-	for _, args := range [][]string{{"--dialect", "postgres"}, {"--dialect", "sqlite"}, {"--dialect", "postgres", "--payload", "json"}} {
+	for _, args := range [][]string{
+		{"outbox_events", "--dialect", "postgres"}, {"outbox_events", "--dialect", "sqlite"}, {"outbox_events", "--dialect", "postgres", "--payload", "json"},
+		{"outbox_rows", "--dialect", "sqlite", "--set", "rows"},
+	} {
+		table, args := args[0], args[1:]
 		got := call(t, nil, append([]string{"migrate", "sql"}, args...)...)
-		if !strings.Contains(got, "create table outbox_events") || !regexp.MustCompile(`(?i)insert into outbox_events\s+(--\s+)?\(aggregate_type, aggregate_id, event_type, payload, event_key\)`).MatchString(got) ||
-			!strings.Contains(got, "-- next: outrider migrate status") || !strings.Contains(got, "--- exit 0") {
+		next := "-- next: outrider migrate status --db DSN\n"
+		if table == "outbox_rows" {
+			next = "-- next: outrider migrate status --db DSN --set rows\n"
+		}
+		if !strings.Contains(got, "create table "+table+" ") || !regexp.MustCompile(`(?i)insert into `+table+`\s+(--\s+)?\(aggregate_type, aggregate_id, event_type, payload, event_key\)`).MatchString(got) ||
+			!strings.Contains(got, next) || !strings.Contains(got, "--- exit 0") {
 			t.Errorf("%v:\n%s", args, got)
 		}
 	}
@@ -349,6 +357,9 @@ func TestMigrate(t *testing.T) {
 		{"migrate", "status", "--db", "sqlite:shop.db"}, {"migrate", "up", "--db", "sqlite:shop.db", "-o", "json"},
 		{"migrate", "status", "--db", "sqlite:shop.db"}, {"migrate", "status", "--db", "sqlite:shop.db", "-o", "json"},
 		{"migrate", "up", "--db", "sqlite:shop.db", "--dialect", "postgres"}, {"migrate", "doorbell", "on", "--db", "sqlite:shop.db"}, {"migrate", "down", "--db", "sqlite:shop.db"},
+		{"migrate", "up", "--db", "sqlite:rows.db", "--set", "rows"}, {"migrate", "status", "--db", "sqlite:rows.db", "--set", "rows"},
+		{"migrate", "status", "--db", "sqlite:rows.db"}, {"migrate", "down", "--db", "sqlite:rows.db", "--set", "rows"},
+		{"migrate", "status", "--db", "sqlite:absent.db", "--set", "rows"},
 		{"status", "--db", "sqlite:other.db"}, {"migrate", "up", "--db", "sqlite:nowhere/shop.db"},
 		{"migrate", "up", "--db", "sqlite:notes.txt"}, {"migrate", "status", "--db", "sqlite:notes.txt"}, {"status", "--db", "sqlite:notes.txt"},
 	} {

@@ -25,6 +25,7 @@ type schema struct {
 	selection
 	Dialect string `enum:"auto,postgres,sqlite" default:"auto" placeholder:"postgres|sqlite" help:"Kind of database, if neither --db nor --config tells."`
 	Payload string `enum:"bytea,json" default:"bytea" placeholder:"bytea|json" help:"Type of the payload column on PostgreSQL: bytea takes anything, json is readable in psql. Chosen once."`
+	Set     string `enum:"stream,rows" default:"stream" placeholder:"stream|rows" help:"Set of tables: stream is what the relay program serves; rows keep their state themselves, are for SQLite and are served by sqlitestore.OpenRows in a program of your own."`
 	To      int    `placeholder:"VERSION" help:"Stop at this version. Default: the newest, or for down none."`
 }
 
@@ -32,7 +33,7 @@ func (s *schema) options(a *app) (migrate.Options, error) {
 	if s.To < 0 {
 		return migrate.Options{}, usagef("--to is %d, want a version", s.To)
 	}
-	o := migrate.Options{To: s.To}
+	o := migrate.Options{To: s.To, Set: migrate.Set(s.Set)}
 	switch s.Dialect {
 	case "postgres":
 		o.Dialect = outrider.Postgres
@@ -51,6 +52,9 @@ func (s *schema) options(a *app) (migrate.Options, error) {
 			o.Dialect = outrider.SQLite
 		}
 	}
+	if o.Set == migrate.Rows && o.Dialect != outrider.SQLite {
+		return o, usagef("--set rows is for SQLite; PostgreSQL has the stream alone")
+	}
 	if s.Payload == "json" {
 		if o.Dialect != outrider.Postgres {
 			return o, usagef("--payload json is for PostgreSQL; SQLite keeps any payload as it is")
@@ -58,6 +62,23 @@ func (s *schema) options(a *app) (migrate.Options, error) {
 		o.Payload = outrider.PayloadJSON
 	}
 	return o, nil
+}
+
+// flags give the same tables to another command.
+func (s *schema) flags() string {
+	if s.Set == string(migrate.Rows) {
+		return s.selection.flags() + " --set rows"
+	}
+	return s.selection.flags()
+}
+
+// served is what comes next when tables are there and as they should be: relay
+// is the command for those that the program serves.
+func (s *schema) served(relay string) string {
+	if s.Set == string(migrate.Rows) {
+		return "sqlitestore.OpenRows, in a program of your own, serves these tables"
+	}
+	return relay
 }
 
 // existing is open for what makes no sense on a file that is not there: SQLite
@@ -137,7 +158,7 @@ func (c *migrateUpCmd) Run(a *app) error {
 		}
 		return a.print(viewSteps(steps), func(w io.Writer) {
 			writeSteps(w, "applied", steps, "nothing to do: the tables are there")
-		}, next)
+		}, c.served(next))
 	})
 }
 
@@ -178,7 +199,7 @@ func (c *migrateStatusCmd) Run(a *app) error {
 		}
 		next := "outrider migrate up" + c.flags()
 		if s.Version >= s.Newest {
-			next = "outrider status" + c.flags()
+			next = c.served("outrider status" + c.flags())
 		}
 		view := migrateStatusView{s.Version, s.Newest, s.Drift, viewSteps(s.Steps)}
 		return a.print(view, func(w io.Writer) { writeMigrateStatus(w, s) }, next)
@@ -231,11 +252,15 @@ func (c *migrateSQLCmd) Run(a *app) error {
 		SQL    string `json:"sql"`
 		Insert string `json:"insert"`
 	}{ddl, insert}
+	next := "outrider migrate status --db DSN"
+	if o.Set == migrate.Rows {
+		next += " --set rows"
+	}
 	// What comes next is a comment: the output goes into psql as it is.
 	if a.json {
-		return a.print(view, nil, "outrider migrate status --db DSN")
+		return a.print(view, nil, next)
 	}
-	_, err = fmt.Fprintf(a.out, "%s-- next: outrider migrate status --db DSN\n", ddl)
+	_, err = fmt.Fprintf(a.out, "%s-- next: %s\n", ddl, next)
 	return err
 }
 
