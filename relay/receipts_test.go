@@ -1,0 +1,43 @@
+package relay
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// Receipts are compacted, and bounded.
+func TestReceipts(t *testing.T) {
+	var rs receipts
+	for i := range 3 {
+		rs.add(fmt.Sprintf("orders/3@%d", 17+i))
+		rs.add(fmt.Sprintf("orders/0@%d", i))
+	}
+	rs.add("orders/3@25")
+	rs.add("200 OK")
+	rs.add("x@y")
+	rs.add("")
+	want := []string{"orders/3@17-19", "orders/0@0-2", "orders/3@25", "200 OK", "x@y"}
+	if got := rs.list(); !reflect.DeepEqual(got, want) {
+		t.Errorf("got %q", got)
+	}
+	rs.reset()
+	for i := range 1000 {
+		rs.add(fmt.Sprintf("orders/0@%d", 2*i))
+	}
+	if got := rs.list(); len(got) != maxReceipts+1 || got[maxReceipts] != "+936 more" {
+		t.Errorf("%d entries, the last is %q", len(got), got[len(got)-1])
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		s := rapid.String().Draw(t, "receipt")
+		rs.reset()
+		rs.add(s)
+		if got := rs.list(); s != "" && !slices.Equal(got, []string{s}) && !strings.Contains(s, "@0") {
+			t.Fatalf("%q became %q", s, got)
+		}
+	})
+}
