@@ -264,6 +264,20 @@ func (k *heldKey) aim(l *lease) bool {
 	return true
 }
 
+// drained reports whether nothing of the key is left up to where the lease
+// stands, or is known of. Called with mu held.
+func (k *heldKey) drained(l *lease) bool {
+	if k.head != 0 || k.inHand > 0 || k.target != nil {
+		return false
+	}
+	to := &l.done.base
+	if l.done.target != nil {
+		to = l.done.target
+	}
+	_, any := k.start(l)
+	return !any || to.text == k.base.text
+}
+
 // readDrains reads successors of keys that are free, and of those whose heads
 // are in the same claim: they are behind them there.
 func (l *lease) readDrains(ctx context.Context, p store.ClaimParams, d *due, singles []single, room int) error {

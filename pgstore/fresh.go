@@ -71,7 +71,7 @@ func (l *lease) claimFresh(ctx context.Context, p store.ClaimParams) (*store.Cla
 		}
 		l.mu.Lock()
 	}
-	if l.burdened(p.MaxExceptions) {
+	if p.MaxExceptions > 0 && l.exceptions >= p.MaxExceptions {
 		l.mu.Unlock()
 		return nil, nil
 	}
@@ -94,8 +94,11 @@ func (l *lease) claimFresh(ctx context.Context, p store.ClaimParams) (*store.Cla
 	}
 	stop := l.stopAt()
 	l.mu.Lock()
-	pos := l.read
+	pos, burdened := l.read, l.burdened(p.MaxExceptions)
 	l.mu.Unlock()
+	if burdened {
+		return nil, nil
+	}
 	if pos.target == nil && stop != nil && pos.base.text == stop.text {
 		return nil, nil
 	}
@@ -105,12 +108,24 @@ func (l *lease) claimFresh(ctx context.Context, p store.ClaimParams) (*store.Cla
 	return l.readWindow(ctx, p, pos)
 }
 
-// burdened reports whether there are so many exceptions that nothing new is
-// read. Keys that are being drained without one are on their way back; what
-// bounds them is only meant to keep memory within bounds. Called with mu held.
+// burdened reports whether so many keys are held that nothing new is read. It
+// bounds memory, and is judged when those that can have gone back to the lease.
+// Drained ones do not count: where a window is being read they go back at its
+// end, and the lease has to come to it. Called with mu held.
 func (l *lease) burdened(limit int) bool {
-	return limit > 0 && (l.exceptions >= limit || len(l.held) >= 4*limit)
+	if limit == 0 || len(l.held) < heldPer*limit {
+		return false
+	}
+	n := 0
+	for _, k := range l.held {
+		if !k.drained(l) {
+			n++
+		}
+	}
+	return n >= heldPer*limit
 }
+
+const heldPer = 4 // held keys for each of ClaimParams.MaxExceptions
 
 // exclusive reports whether a piece of what was in hand at a death is in hand.
 // Called with mu held.

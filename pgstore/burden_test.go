@@ -1,0 +1,201 @@
+package pgstore_test
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/outrider-dev/outrider/pgstore"
+	"github.com/outrider-dev/outrider/store"
+)
+
+// sole is the only relay of an outbox, with all lanes of one destination.
+type sole struct {
+	t     testing.TB
+	ctx   context.Context
+	store *pgstore.Store
+	db    *sql.DB
+	ses   store.Session
+	lease store.Lease
+	p     store.ClaimParams
+}
+
+func newSole(t testing.TB, p store.ClaimParams) *sole {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	t.Cleanup(cancel)
+	s, db := open(t, pgstore.Config{})
+	p.MaxRecords, p.MaxBytes = max(p.MaxRecords, 2), 1<<20
+	x := &sole{t: t, ctx: ctx, store: s, db: db, p: p}
+	x.join()
+	return x
+}
+
+func (x *sole) join() {
+	x.t.Helper()
+	var err error
+	x.ses, err = x.store.Join(x.ctx, store.JoinParams{Relay: "r", TTL: time.Hour, Grace: 100 * time.Millisecond,
+		Destinations: []store.Destination{{Name: "d", FromEarliest: true}}})
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	x.lease = acquire(x.t, x.ses)
+}
+
+// anew gives all lanes back and takes them again.
+func (x *sole) anew() {
+	x.t.Helper()
+	if _, err := x.ses.Release(x.ctx, x.lease, 0); err != nil {
+		x.t.Fatal(err)
+	}
+	x.lease = acquire(x.t, x.ses)
+}
+
+func (x *sole) exec(sql string, args ...any) {
+	x.t.Helper()
+	if _, err := x.db.ExecContext(x.ctx, sql, args...); err != nil {
+		x.t.Fatal(err)
+	}
+}
+
+// add inserts an event per key, all in one transaction.
+func (x *sole) add(keys ...string) {
+	x.t.Helper()
+	x.exec(`insert into outbox_events (aggregate_type, aggregate_id, event_type, payload)
+		select 'a', k, 'T', '{}' from unnest($1::text[]) with ordinality as u(k, n) order by n`, keys)
+}
+
+func (x *sole) claim(kind store.Kind) *store.Claim {
+	x.t.Helper()
+	p := x.p
+	p.Lease, p.Kind = x.lease, kind
+	c, err := x.ses.Claim(x.ctx, p)
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	return c
+}
+
+func (x *sole) commit(p store.CommitParams) {
+	x.t.Helper()
+	p.Lease = x.lease
+	if err := x.ses.Commit(x.ctx, p); err != nil {
+		x.t.Fatal(err)
+	}
+}
+
+func (x *sole) settle(c *store.Claim, o store.Outcome) {
+	x.t.Helper()
+	x.commit(store.CommitParams{Settle: []store.Settlement{{Claim: c, Outcomes: slices.Repeat([]store.Outcome{o}, len(c.Records))}}})
+}
+
+// round claims of both kinds once and gives all of it one outcome.
+func (x *sole) round(o store.Outcome) (keys []string) {
+	x.t.Helper()
+	for _, kind := range []store.Kind{store.Fresh, store.Due} {
+		c := x.claim(kind)
+		if len(c.Records) == 0 {
+			continue
+		}
+		for i := range c.Records {
+			keys = append(keys, c.Records[i].Key)
+		}
+		x.commit(store.CommitParams{Start: []*store.Claim{c}})
+		x.settle(c, o)
+	}
+	return keys
+}
+
+// publish goes on until n more events have come, or nothing comes any more.
+func (x *sole) publish(n int) (keys []string) {
+	x.t.Helper()
+	for idle := 0; len(keys) < n && idle < 50; idle++ {
+		if got := x.round(store.Outcome{State: store.Published}); len(got) > 0 {
+			keys, idle = append(keys, got...), 0
+		}
+	}
+	return append(keys, x.round(store.Outcome{State: store.Published})...)
+}
+
+// want publishes what is left, which are these keys in some order.
+func (x *sole) want(what string, keys ...string) {
+	x.t.Helper()
+	got := x.publish(len(keys))
+	slices.Sort(got)
+	slices.Sort(keys)
+	if !slices.Equal(got, keys) {
+		x.t.Fatalf("%s: %v came, want %v", what, got, keys)
+	}
+}
+
+func (x *sole) operate(f func(context.Context, store.Target) (int, error), keys ...string) {
+	x.t.Helper()
+	for _, k := range keys {
+		if n, err := f(x.ctx, store.Target{Destination: "d", Key: k}); n != 1 || err != nil {
+			x.t.Fatalf("key %s: %d, %v", k, n, err)
+		}
+	}
+}
+
+// numbered are n keys.
+func numbered(prefix string, n int) []string {
+	keys := make([]string, n)
+	for i := range keys {
+		keys[i] = fmt.Sprintf("%s%05d", prefix, i)
+	}
+	return keys
+}
+
+// TestManyHeldKeys has more keys held than a lease goes on with. When they are
+// free again they go back to it, and it reads on. It never did, even after a
+// restart: nothing took them out before the bound was looked at.
+func TestManyHeldKeys(t *testing.T) {
+	refused := store.Outcome{State: store.Failed, Attempts: 1, Class: "refused"}
+	held := numbered("k", 5)
+	t.Run("Failed", func(t *testing.T) {
+		x := newSole(t, store.ClaimParams{MaxExceptions: 1, MaxRecords: 10})
+		x.add(held...)
+		x.round(refused)
+		x.add("new")
+		x.want("while all have failed")
+		x.operate(x.store.Retry, held...)
+		x.want("when they are retried", append(held, "new")...)
+	})
+	t.Run("Acquired", func(t *testing.T) {
+		x := newSole(t, store.ClaimParams{MaxExceptions: 1, MaxRecords: 10})
+		x.add(held...)
+		x.round(refused)
+		x.operate(x.store.Retry, held...)
+		for n := 0; n < len(held); {
+			c := x.claim(store.Due)
+			x.commit(store.CommitParams{Start: []*store.Claim{c}})
+			x.settle(c, store.Outcome{State: store.Published})
+			n += len(c.Records)
+		}
+		x.anew()
+		x.add("new")
+		x.want("after the lease was acquired anew", "new")
+	})
+	t.Run("Bursts", func(t *testing.T) {
+		x := newSole(t, store.ClaimParams{MaxExceptions: 10, MaxRecords: 200, KeyShare: 1})
+		keys := numbered("k", 45)
+		keys = append(keys, keys...)
+		x.add(keys...)
+		x.want("the bursts", keys...)
+		x.add("new")
+		x.want("behind the bursts", "new")
+	})
+	// Pages of one window: no key goes back before its end.
+	t.Run("Window", func(t *testing.T) {
+		x := newSole(t, store.ClaimParams{MaxExceptions: 1, MaxRecords: 4, KeyShare: 1})
+		var keys []string
+		for _, k := range numbered("k", 20) {
+			keys = append(keys, k, k)
+		}
+		x.add(keys...)
+		x.want("the window", keys...)
+	})
+}
