@@ -152,7 +152,7 @@ func inTx(ctx context.Context, tx Execer, fn func(Execer) error) (err error) {
 	if err != nil {
 		return fmt.Errorf("outrider: begin: %w", err)
 	}
-	defer own.Rollback() //nolint:errcheck // nothing to roll back after the commit
+	defer own.Rollback() // nothing to roll back after the commit
 	if err := fn(own); err != nil {
 		return err
 	}

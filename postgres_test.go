@@ -101,7 +101,8 @@ func TestPostgresLanes(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer rows.Close()
-		for i := 0; rows.Next(); i++ {
+		i := 0
+		for ; rows.Next(); i++ {
 			var id int64
 			var lane int
 			if err := rows.Scan(&id, &lane); err != nil {
@@ -114,6 +115,9 @@ func TestPostgresLanes(t *testing.T) {
 			if lane != want {
 				t.Fatalf("%q, row %d: lane %d, want %d", key, i, lane, want)
 			}
+		}
+		if err := rows.Err(); err != nil || i != 3 {
+			t.Fatalf("%q: %d rows, want 3: %v", key, i, err)
 		}
 	}
 	for _, v := range laneVectors {

@@ -59,7 +59,7 @@ func runBarePgoutput(ctx context.Context, spec childSpec, m *meter) error {
 	if err := cl.Flush(ctx); err != nil {
 		return err
 	}
-	if err := c.confirm(); err != nil {
+	if err := c.confirm(ctx); err != nil {
 		return err
 	}
 	return confirmed(ctx, spec.DSN, name, c.sent)
@@ -119,7 +119,7 @@ func (c *capture) receive(ctx context.Context) error {
 		if err != nil || !k.ReplyRequested {
 			return err
 		}
-		return c.confirm()
+		return c.confirm(ctx)
 	case pglogrepl.XLogDataByteID:
 		x, err := pglogrepl.ParseXLogData(data.Data[1:])
 		if err != nil {
@@ -130,7 +130,7 @@ func (c *capture) receive(ctx context.Context) error {
 		}
 	}
 	if time.Since(c.last) >= confirmEvery {
-		return c.confirm()
+		return c.confirm(ctx)
 	}
 	return nil
 }
@@ -173,13 +173,13 @@ func uuidText(b []byte) string {
 }
 
 // confirm tells the server up to where all is acknowledged.
-func (c *capture) confirm() error {
+func (c *capture) confirm(ctx context.Context) error {
 	at, n, err := c.acks.done()
 	if err != nil {
 		return err
 	}
 	c.last, c.sent = time.Now(), at
-	err = pglogrepl.SendStandbyStatusUpdate(context.Background(), c.conn, pglogrepl.StandbyStatusUpdate{WALWritePosition: at})
+	err = pglogrepl.SendStandbyStatusUpdate(ctx, c.conn, pglogrepl.StandbyStatusUpdate{WALWritePosition: at})
 	if err == nil && n > 0 {
 		c.m.count(n, n)
 	}

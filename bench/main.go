@@ -109,7 +109,7 @@ func run(ctx context.Context, e *env, pairs int, file string, names []string) er
 	if err := e.check(ctx, chosen); err != nil {
 		return err
 	}
-	defer e.close()
+	defer e.close() //nolint:contextcheck // databases are dropped after an interrupt, too
 	r := report{Machine: fmt.Sprintf("%s, %d cores, %s", runtime.GOARCH, runtime.NumCPU(), runtime.Version()),
 		Events: e.events, Pairs: pairs, Scale: e.scale}
 	if err := e.warm(ctx, chosen); err != nil {

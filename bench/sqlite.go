@@ -35,7 +35,7 @@ func (e *env) onFile(ctx context.Context, spec childSpec) (sample, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer os.RemoveAll(dir)
+	defer os.RemoveAll(dir) //nolint:errcheck // the directory that it is in goes at the end
 	spec.File = filepath.Join(dir, "outbox.db")
 	if err := copyFile(from, spec.File); err != nil {
 		return nil, err
@@ -94,7 +94,7 @@ func copyFile(from, to string) error {
 	if err != nil {
 		return err
 	}
-	defer in.Close()
+	defer in.Close() //nolint:errcheck // only read
 	out, err := os.Create(to)
 	if err != nil {
 		return err

@@ -90,10 +90,10 @@ func newClient(cfg Config, tc *tls.Config, limit func(topic string) int, onFence
 // batchLimit is the largest batch of a topic as this client has it.
 func (c *client) batchLimit(topic string) int {
 	if n, ok := c.limits.Load(topic); ok {
-		return n.(int)
+		return n.(int) //nolint:errcheck // only ints are stored
 	}
 	n, _ := c.limits.LoadOrStore(topic, c.limit(topic))
-	return n.(int)
+	return n.(int) //nolint:errcheck // only ints are stored
 }
 
 // encrypt makes a TLS connection of a plain one.

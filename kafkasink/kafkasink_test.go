@@ -100,6 +100,7 @@ func wantDelivered(t *testing.T, rs []sink.Result) {
 }
 
 func closeLater(t *testing.T, s *Sink) *Sink {
+	t.Helper()
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), sinktest.Patience)
 		defer cancel()
@@ -160,6 +161,7 @@ func TestCompression(t *testing.T) {
 
 // bothClusters runs a test on a fake and on a real cluster.
 func bothClusters(t *testing.T, test func(t *testing.T, brokers []string)) {
+	t.Helper()
 	t.Run("fake", func(t *testing.T) {
 		_, brokers := fake(t)
 		test(t, brokers)

@@ -39,7 +39,7 @@ func (s *Sink) Publish(ctx context.Context, b sink.Batch) {
 	}
 	select {
 	case s.turn <- struct{}{}:
-		s.handOver(c)
+		s.handOver(c) //nolint:contextcheck // the client is cleared for all calls, whatever becomes of this one
 		<-s.turn
 	case <-ctx.Done():
 		s.refuseAll(c, sink.Result{Status: sink.NotSent, Class: sink.ClassStopped, Err: errStopped})
@@ -74,7 +74,7 @@ func (s *Sink) refuseStale(c *call) {
 // begin registers a call. Failures are reported under the same lock, so that
 // the call either is held up by them or is asked whether it knows of them.
 func (s *Sink) begin(ctx context.Context, b sink.Batch) (c *call, stale bool) {
-	c = &call{s: s, ctx: ctx, b: b, buffers: pool.Get().(*buffers), done: make(chan struct{})}
+	c = &call{s: s, ctx: ctx, b: b, buffers: pool.Get().(*buffers), done: make(chan struct{})} //nolint:errcheck // the pool holds nothing else
 	c.promise = c.answer
 	c.left.Store(int64(len(b.Messages)))
 	if len(b.Messages) == 0 {
@@ -163,7 +163,7 @@ func (s *Sink) stop(key string, sl *slot, unknown bool) {
 // answer is the client's callback for every record. It runs for one at a time,
 // in the order of the log within a partition.
 func (c *call) answer(rec *kgo.Record, err error) {
-	sl := rec.Context.(*slot)
+	sl := rec.Context.(*slot) //nolint:errcheck // fill has set it
 	if err != nil {
 		c.s.failed(sl, err)
 		return

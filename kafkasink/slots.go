@@ -115,7 +115,7 @@ func (c *call) layOut() {
 		})
 		sl.rec.Headers = hs[first:len(hs):len(hs)]
 		sl.rec.Timestamp = m.CreatedAt
-		sl.rec.Context = sl
+		sl.rec.Context = sl //nolint:fatcontext // a slot is its record's context, each once
 	}
 	c.buffers.bytes, c.buffers.headers = a, hs
 }

@@ -26,6 +26,7 @@ const (
 
 // fake starts a cluster in the process.
 func fake(t *testing.T) (*kfake.Cluster, []string) {
+	t.Helper()
 	cluster, err := kfake.NewCluster(kfake.NumBrokers(3))
 	if err != nil {
 		t.Fatal(err)
@@ -36,6 +37,7 @@ func fake(t *testing.T) (*kfake.Cluster, []string) {
 
 // plainClient is one beside the sink, for making topics and reading them.
 func plainClient(t testing.TB, brokers []string, opts ...kgo.Opt) *kgo.Client {
+	t.Helper()
 	cl, err := kgo.NewClient(append(opts, kgo.SeedBrokers(brokers...), kgo.DisableClientMetrics(),
 		kgo.MetadataMinAge(100*time.Millisecond))...)
 	if err != nil {
@@ -124,6 +126,7 @@ func open(t *testing.T, cfg Config) *Sink {
 
 // env is the suite's view of a cluster.
 func env(t *testing.T, brokers []string) sinktest.Env {
+	t.Helper()
 	network := sinktest.NewNetwork()
 	return sinktest.Env{
 		Open: func(t *testing.T) sink.Sink {

@@ -70,6 +70,7 @@ func TestSuite(t *testing.T) {
 }
 
 func open(t *testing.T, d *disk) *logsink.Sink {
+	t.Helper()
 	s, err := logsink.New(logsink.Config{Writer: d})
 	if err != nil {
 		t.Fatal(err)
@@ -87,6 +88,7 @@ func headers(m sink.Message) map[string]string {
 }
 
 func read(t *testing.T, d *disk, place string) []sinktest.Arrived {
+	t.Helper()
 	var as []sinktest.Arrived
 	for _, line := range d.lines() {
 		var l struct {

@@ -72,7 +72,7 @@ func (ss *session) Claim(ctx context.Context, p store.ClaimParams) (*store.Claim
 func (ss *session) Forget(pub *store.Claim) {
 	ss.store.mu.Lock()
 	defer ss.store.mu.Unlock()
-	c := pub.Driver.(*claim)
+	c := pub.Driver.(*claim) //nolint:errcheck // a claim of another store is misuse
 	i := slices.Index(c.lease.claims, c)
 	if i < 0 {
 		return // without records, or not held any more

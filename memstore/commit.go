@@ -24,10 +24,10 @@ func (ss *session) Commit(ctx context.Context, p store.CommitParams) error {
 			return err
 		}
 		for _, st := range p.Settle {
-			st.Claim.Driver.(*claim).settle(st.Outcomes, now)
+			st.Claim.Driver.(*claim).settle(st.Outcomes, now) //nolint:errcheck // check has asked
 		}
 		for _, c := range p.Start {
-			c.Driver.(*claim).start()
+			c.Driver.(*claim).start() //nolint:errcheck // check has asked
 		}
 		l.last = store.CommitParams{Settle: slices.Clone(p.Settle), Start: slices.Clone(p.Start)}
 		return nil

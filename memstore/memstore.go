@@ -86,7 +86,7 @@ var (
 // New makes an empty Store.
 func New(cfg Config) *Store {
 	if cfg.Now == nil {
-		cfg.Now = time.Now
+		cfg.Now = time.Now //nolint:forbidigo // the store is a process of its own memory: its clock is the database's
 	}
 	return &Store{cfg: cfg, watchers: map[*watcher]struct{}{}}
 }
@@ -119,7 +119,7 @@ func (s *Store) SetFaults(before, after Fault) {
 func (s *Store) Kill(sess store.Session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if ss := sess.(*session); ss.killed.IsZero() {
+	if ss := sess.(*session); ss.killed.IsZero() { //nolint:errcheck // a session of another store is misuse
 		ss.killed = s.cfg.Now()
 	}
 }

@@ -98,7 +98,7 @@ func (m *migrator) history(ctx context.Context, q querier) (*state, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer rows.Close() //nolint:errcheck // Err below tells
+	defer rows.Close() // Err below tells
 	for rows.Next() {
 		var a applied
 		var micros int64

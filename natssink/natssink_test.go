@@ -41,6 +41,7 @@ func want(t *testing.T, what string, r sink.Result, status sink.Status, class si
 }
 
 func closeLater(t *testing.T, s *Sink) *Sink {
+	t.Helper()
 	t.Cleanup(func() { _ = s.Close(context.Background()) })
 	return s
 }

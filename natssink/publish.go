@@ -2,6 +2,7 @@ package natssink
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -153,7 +154,7 @@ func (c *call) prepare(m *sink.Message, msg *nats.Msg) (sink.Result, bool) {
 // answered takes the answer to a message on its way.
 func (c *call) answered(e event) {
 	c.inFlight--
-	if e.r.Err == errNobody {
+	if errors.Is(e.r.Err, errNobody) {
 		subject := c.subjects[e.i]
 		r, ok := c.nobody[subject]
 		if !ok {
@@ -216,7 +217,7 @@ func (c *call) cut() {
 	for c.inFlight > 0 { // answers that are in the channel or about to be
 		e := <-c.events
 		c.inFlight--
-		if e.r.Err == errNobody {
+		if errors.Is(e.r.Err, errNobody) {
 			e.r = sink.Result{Status: sink.NotSent, Class: sink.ClassStopped, Err: errNobody}
 		}
 		c.done(e.i, e.r)

@@ -116,6 +116,7 @@ func read(t *testing.T, js jetstream.JetStream, subject string, n int) []sinktes
 }
 
 func arrived(t *testing.T, m jetstream.Msg) sinktest.Arrived {
+	t.Helper()
 	a := sinktest.Arrived{Place: m.Subject(), Payload: m.Data(), Headers: map[string]string{}}
 	for name, vs := range m.Headers() {
 		a.Headers[name] = vs[0]
@@ -140,6 +141,7 @@ func open(t *testing.T, cfg Config) *Sink {
 }
 
 func suite(t *testing.T, url string) {
+	t.Helper()
 	js := jetStream(t, url)
 	sinktest.Run(t, sinktest.Harness{New: func(t *testing.T) sinktest.Env {
 		network := sinktest.NewNetwork()

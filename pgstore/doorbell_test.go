@@ -80,7 +80,7 @@ func TestDoorbellOfManyProducers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer sits.Close(ctx) //nolint:errcheck // the database goes with the test
+	defer sits.Close(ctx) // the database goes with the test
 	for _, q := range []string{`listen outrider_events`, `begin`, `select 1`} {
 		if _, err := sits.Exec(ctx, q); err != nil {
 			t.Fatal(err)
@@ -130,7 +130,7 @@ func TestDoorbellLeavesAFullQueueAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer owner.Close() //nolint:errcheck // the database goes with the test
+	defer owner.Close() // the database goes with the test
 	for _, q := range []string{
 		`create table usage (of_queue float8 not null)`, `insert into usage values (0.9)`,
 		`create function public.pg_notification_queue_usage() returns float8 language sql as 'select of_queue from public.usage'`,

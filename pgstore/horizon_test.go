@@ -36,7 +36,7 @@ func TestOldTransactionIsSeen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close(ctx) //nolint:errcheck // the database goes with the test
+	defer conn.Close(ctx) // the database goes with the test
 	run := func(sql string) {
 		t.Helper()
 		if _, err := conn.Exec(ctx, sql); err != nil {

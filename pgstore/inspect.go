@@ -452,10 +452,13 @@ func (v view) show(ctx context.Context, id string) ([]store.Detail, error) {
 
 // find turns an event's or a row's id into row ids.
 func (v view) find(ctx context.Context, id string) ([]int64, error) {
-	where, arg := `event_id = $1::text::uuid`, any(id)
+	var where string
+	var arg any
 	if n, err := strconv.ParseInt(id, 10, 64); err == nil {
 		where, arg = `id = $1`, n
-	} else if arg, err = outrider.ParseID(id); err != nil {
+	} else if event, err := outrider.ParseID(id); err == nil {
+		where, arg = `event_id = $1::text::uuid`, event
+	} else {
 		return nil, nil // neither a UUID nor a number: nothing has that id
 	}
 	rows, err := v.q.Query(ctx, `select id from outbox_events where `+where+` order by id limit 100`, arg)

@@ -70,7 +70,7 @@ func TestFiftyWritersThatHold(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer behind.Rollback(ctx) //nolint:errcheck // after the commit it is a no-op
+	defer behind.Rollback(ctx) // after the commit it is a no-op
 	if _, err := behind.Exec(ctx, `insert into outbox_events (aggregate_type, aggregate_id, event_type, payload, event_key)
 		values ('a', 'behind', 'T', '1', null)`); err != nil {
 		t.Fatal(err)

@@ -157,7 +157,7 @@ func TestChaos(t *testing.T) {
 	})
 }
 
-func (s storm) run(t *testing.T) []string {
+func (s storm) run(t *testing.T) []string { //nolint:thelper // the body of a test: its own lines tell more
 	d := &dice{troubled: map[string]bool{}, r: rand.New(rand.NewPCG(s.Seed, 1))}
 	w := &world{t: t, store: memstore.New(memstore.Config{}), events: newEventLog(),
 		sink: memsink.New(memsink.Config{Decide: s.decide(d), NoOrder: s.NoOrder, NoOrderInFlight: s.NoOrderInFlight})}

@@ -54,7 +54,7 @@ func (l *logLines) take(t *testing.T, class sink.Class) []map[string]any {
 func TestFailuresAreNamed(t *testing.T) {
 	const many = failuresShown + 12
 	inWorld(t, memsink.Config{Decide: func(_ context.Context, m sink.Message) sink.Result {
-		if string(m.Key) == "odd" {
+		if m.Key == "odd" {
 			return answer(sink.Reject, sink.ClassOversize)
 		}
 		return answer(sink.Reject, sink.ClassInvalid)

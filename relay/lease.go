@@ -215,7 +215,7 @@ func (m *membership) acquire(ctx context.Context, h *holding, lanes int) {
 		return
 	}
 	for _, l := range got {
-		m.add(h.d, l)
+		m.add(h.d, l) //nolint:contextcheck // a worker outlives ctx: what it has begun it may end
 	}
 }
 
@@ -309,7 +309,7 @@ func (m *membership) doShrink(ctx context.Context, x *member, keep store.LaneSet
 func (m *membership) doMerge(ctx context.Context, h *holding, a, b *member) {
 	rctx, cancel := context.WithTimeout(ctx, m.relay.cfg.LeaseTTL)
 	defer cancel()
-	joined, ok, err := m.sess.(store.Merger).Merge(rctx, a.lease, b.lease)
+	joined, ok, err := m.sess.(store.Merger).Merge(rctx, a.lease, b.lease) //nolint:errcheck // what begins a merge has asked
 	if ctx.Err() == nil {
 		m.relay.storeError(h.d.Name, "merge", unlessFenced(err))
 	}

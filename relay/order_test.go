@@ -24,6 +24,7 @@ var sinkKinds = map[string]memsink.Config{
 
 // eachKind runs a test with every kind of sink.
 func eachKind(t *testing.T, decide func(context.Context, sink.Message) sink.Result, f func(w *world)) {
+	t.Helper()
 	for name, cfg := range sinkKinds {
 		cfg.Decide = decide
 		t.Run(name, func(t *testing.T) { inWorld(t, cfg, f) })

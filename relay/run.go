@@ -20,7 +20,7 @@ func (r *Relay) join(ctx context.Context) (store.Session, error) {
 }
 
 // run is Run.
-func (r *Relay) run(ctx context.Context) error {
+func (r *Relay) run(ctx context.Context) error { //nolint:contextcheck // it means kctx: leases are renewed during the soft stop
 	sess, err := r.join(ctx)
 	if ctx.Err() != nil && sess == nil {
 		return nil
@@ -46,17 +46,17 @@ func (r *Relay) run(ctx context.Context) error {
 		next := m.serve(ctx)
 		unsweep()
 		if next == nil {
-			err = m.leave()
+			err = m.leave() //nolint:contextcheck // ctx has ended
 		}
 		stop()
 		kept.Wait()
 		select {
 		case late := <-m.next:
-			r.abandon(late)
+			r.abandon(late) //nolint:contextcheck // ctx may have ended
 		default:
 		}
 		if next != nil {
-			r.abandon(sess)
+			r.abandon(sess) //nolint:contextcheck // ctx may have ended
 		}
 		sess = next
 	}

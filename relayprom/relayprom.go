@@ -191,7 +191,7 @@ func (m *Metrics) event(dest string, rec *outrider.Record, o relay.EventOutcome)
 	if !ok {
 		c, _ = d.events.LoadOrStore(key, m.events.WithLabelValues(dest, typ, string(o.Outcome)))
 	}
-	c.(prometheus.Counter).Inc()
+	c.(prometheus.Counter).Inc() //nolint:errcheck // nothing else is stored
 	switch o.Outcome {
 	case relay.Published:
 		d.latency.Observe(max(0, o.Latency.Seconds()))

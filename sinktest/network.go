@@ -78,6 +78,7 @@ func (n *Network) Stall(*testing.T) (release func()) {
 // Left waits until a client has written something in the silence. It is
 // Env.Left.
 func (n *Network) Left(t *testing.T) {
+	t.Helper()
 	n.mu.Lock()
 	left := n.left
 	n.mu.Unlock()

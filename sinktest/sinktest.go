@@ -117,6 +117,7 @@ func Headers(m sink.Message) map[string]string {
 
 // Run runs the whole suite.
 func Run(t *testing.T, h Harness) {
+	t.Helper()
 	for _, c := range []struct {
 		name string
 		test func(t *suite)

@@ -212,9 +212,6 @@ func (l *lease) load(t *tx) error {
 	if err != nil {
 		return err
 	}
-	if err != nil {
-		return err
-	}
 	err = t.rows(func(r *sql.Rows) error {
 		var id int64
 		err := r.Scan(&id)

@@ -47,16 +47,19 @@ func BenchmarkDrain(b *testing.B) {
 var cpu time.Duration
 
 func startTimer(b *testing.B) {
+	b.Helper()
 	cpu -= used(b)
 	b.ResetTimer()
 }
 
 func stopTimer(b *testing.B) {
+	b.Helper()
 	b.StopTimer()
 	cpu += used(b)
 }
 
 func used(b *testing.B) time.Duration {
+	b.Helper()
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
 		b.Fatal(err)
@@ -74,6 +77,7 @@ func (db *testDB) backlog(b *testing.B, n int) {
 }
 
 func drainStore(b *testing.B, db *testDB, page int) {
+	b.Helper()
 	ctx := context.Background()
 	s := open(b, db.set, sqlitestore.Config{Path: db.path})
 	ses, err := s.Join(ctx, store.JoinParams{Relay: "r", TTL: time.Hour, Grace: time.Hour, Destinations: []store.Destination{{Name: "main", FromEarliest: true}}})
@@ -121,12 +125,13 @@ func settled(c *store.Claim) []store.Settlement {
 
 // bare is what a loop without a store needs.
 type bare struct {
-	b             *testing.B
-	read, write   *sql.DB
-	query, update *sql.Stmt
+	b           *testing.B
+	read, write *sql.DB
+	query       *sql.Stmt
 }
 
 func newBare(b *testing.B, db *testDB, query string) *bare {
+	b.Helper()
 	open := func() *sql.DB {
 		d, err := sql.Open("sqlite", db.path+"?_pragma=synchronous(full)&_txlock=immediate")
 		if err != nil {
@@ -171,6 +176,9 @@ func (x *bare) page(after int64, page int) (ids []int64) {
 		}
 		ids = append(ids, id)
 	}
+	if err := rows.Err(); err != nil {
+		x.b.Fatal(err)
+	}
 	return ids
 }
 
@@ -188,6 +196,7 @@ func (x *bare) tx(f func(tx *sql.Tx) error) {
 }
 
 func drainBare(b *testing.B, db *testDB, page int) {
+	b.Helper()
 	x := newBare(b, db, bareColumns+`outbox_events where id > ? order by id limit ?`)
 	db.exec(b, `insert into outbox_leases (destination, lanes) values ('main', -1)`)
 	move := x.prepare(x.write, `update outbox_leases set writes = writes + 1, base = ?, open = ?, page = page + 1, expires_at = 1 where lease = 1 and epoch = 0`)
@@ -212,6 +221,7 @@ func drainBare(b *testing.B, db *testDB, page int) {
 }
 
 func drainBareRows(b *testing.B, db *testDB, page int) {
+	b.Helper()
 	x := newBare(b, db, bareColumns+`outbox_rows where state = 'PENDING' and state <> 'PUBLISHED' and id > ? order by id limit ?`)
 	start := x.prepare(x.write, `update outbox_rows set state = 'PUBLISHING', token = ?3, lane = 1 where id >= ?1 and id <= ?2 and state = 'PENDING'`)
 	end := x.prepare(x.write, `update outbox_rows set state = 'PUBLISHED', token = null, done_at = 1 where token = ? and state = 'PUBLISHING'`)

@@ -37,6 +37,7 @@ func TestStreamByClock(t *testing.T) { runByClock(t, migrate.Stream) }
 func TestRowsByClock(t *testing.T)   { runByClock(t, migrate.Rows) }
 
 func runByClock(t *testing.T, set migrate.Set) {
+	t.Helper()
 	storetest.Run(t, storetest.Harness{
 		OneWriter: true, Binary: true,
 		Open: func(t testing.TB) *storetest.Outbox {

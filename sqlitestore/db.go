@@ -56,7 +56,7 @@ func openDatabase(ctx context.Context, cfg Config, table, set string) (_ *databa
 		return nil, err
 	}
 	cfg = cfg.withDefaults()
-	db := &database{cfg: cfg, began: time.Now(), turn: make(chan struct{}, 1)}
+	db := &database{cfg: cfg, began: time.Now(), turn: make(chan struct{}, 1)} //nolint:forbidigo // spans of this process are measured from it
 	if db.file, err = statFile(cfg.Path); err != nil {
 		return nil, err
 	}
@@ -181,10 +181,10 @@ const busyStep = 10 * time.Millisecond
 
 // retry repeats what failed because another process writes, for some time.
 func retry(ctx context.Context, busy time.Duration, f func() error) error {
-	end := time.Now().Add(busy)
+	end := time.Now().Add(busy) //nolint:forbidigo // how long this process waits
 	for {
 		err := f()
-		if !isBusy(err) || ctx.Err() != nil || time.Now().After(end) {
+		if !isBusy(err) || ctx.Err() != nil || time.Now().After(end) { //nolint:forbidigo // as above
 			return err
 		}
 	}
@@ -196,15 +196,15 @@ func (r *reader) stmt(ctx context.Context, query string) (*sql.Stmt, error) {
 		r.see(query)
 	}
 	if s, ok := r.stmts.Load(query); ok {
-		return s.(*sql.Stmt), nil
+		return s.(*sql.Stmt), nil //nolint:errcheck // nothing else is stored
 	}
 	s, err := r.pool.PrepareContext(ctx, query)
 	if err != nil {
 		return nil, err
 	}
 	if old, loaded := r.stmts.LoadOrStore(query, s); loaded {
-		_ = s.Close()
-		return old.(*sql.Stmt), nil
+		_ = s.Close()               //nolint:sqlclosecheck // s is the one too many
+		return old.(*sql.Stmt), nil //nolint:errcheck // nothing else is stored
 	}
 	return s, nil
 }
@@ -213,16 +213,16 @@ func (r *reader) stmt(ctx context.Context, query string) (*sql.Stmt, error) {
 func (r *reader) query(ctx context.Context, scan func(*sql.Rows) (more bool, err error), query string, args ...any) error {
 	var rows *sql.Rows
 	err := retry(ctx, r.busy, func() error {
-		s, err := r.stmt(ctx, query)
+		s, err := r.stmt(ctx, query) //nolint:sqlclosecheck // statements are kept
 		if err == nil {
-			rows, err = s.QueryContext(ctx, args...)
+			rows, err = s.QueryContext(ctx, args...) //nolint:sqlclosecheck,rowserrcheck // below, by who called retry
 		}
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	defer rows.Close() //nolint:errcheck // Err below tells
+	defer rows.Close() // Err below tells
 	for rows.Next() {
 		if more, err := scan(rows); err != nil || !more {
 			return err
@@ -234,7 +234,7 @@ func (r *reader) query(ctx context.Context, scan func(*sql.Rows) (more bool, err
 // row runs a query that gives one row.
 func (r *reader) row(ctx context.Context, dest []any, query string, args ...any) error {
 	return retry(ctx, r.busy, func() error {
-		s, err := r.stmt(ctx, query)
+		s, err := r.stmt(ctx, query) //nolint:sqlclosecheck // statements are kept
 		if err != nil {
 			return err
 		}
@@ -359,7 +359,7 @@ func (t *tx) stmt(query string) (*sql.Stmt, error) {
 
 // exec runs a statement and tells how many rows it changed.
 func (t *tx) exec(query string, args ...any) (int64, error) {
-	s, err := t.stmt(query)
+	s, err := t.stmt(query) //nolint:sqlclosecheck // statements are kept
 	if err != nil {
 		return 0, err
 	}
@@ -371,7 +371,7 @@ func (t *tx) exec(query string, args ...any) (int64, error) {
 }
 
 func (t *tx) row(dest []any, query string, args ...any) error {
-	s, err := t.stmt(query)
+	s, err := t.stmt(query) //nolint:sqlclosecheck // statements are kept
 	if err != nil {
 		return err
 	}
@@ -379,7 +379,7 @@ func (t *tx) row(dest []any, query string, args ...any) error {
 }
 
 func (t *tx) rows(scan func(*sql.Rows) error, query string, args ...any) error {
-	s, err := t.stmt(query)
+	s, err := t.stmt(query) //nolint:sqlclosecheck // statements are kept
 	if err != nil {
 		return err
 	}
@@ -387,7 +387,7 @@ func (t *tx) rows(scan func(*sql.Rows) error, query string, args ...any) error {
 	if err != nil {
 		return err
 	}
-	defer rows.Close() //nolint:errcheck // Err below tells
+	defer rows.Close() // Err below tells
 	for rows.Next() {
 		if err := scan(rows); err != nil {
 			return err

@@ -105,7 +105,7 @@ func carry(ctx context.Context, set migrate.Set, path, out string) error {
 	if err != nil {
 		return quiet(ctx, err)
 	}
-	defer ses.Leave(context.WithoutCancel(ctx))
+	defer func() { _ = ses.Leave(context.WithoutCancel(ctx)) }() // it may have been fenced
 	var leases []store.Lease
 	for ctx.Err() == nil {
 		r, err := ses.Renew(ctx, leases)
@@ -138,7 +138,7 @@ func carry(ctx context.Context, set migrate.Set, path, out string) error {
 // quiet drops the error of a process that was told to end.
 func quiet(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
-		return nil
+		return nil //nolint:nilerr // what it is for
 	}
 	return err
 }
@@ -204,13 +204,13 @@ func TestProcesses(t *testing.T) {
 	}
 }
 
-func testProcesses(t *testing.T, set migrate.Set) {
+func testProcesses(t *testing.T, set migrate.Set) { //nolint:thelper // the body of a test: its own lines tell more
 	ctx, cancel := context.WithTimeout(context.Background(), processLimit)
 	defer cancel()
 	db := makeDB(t, set)
 	s := open(t, set, sqlitestore.Config{Path: db.path})
 	reader := longReader(t, db)
-	defer reader.Rollback() //nolint:errcheck // it only read
+	defer reader.Rollback() // it only read
 	out := filepath.Join(t.TempDir(), "delivered")
 	if err := os.WriteFile(out, nil, 0o600); err != nil {
 		t.Fatal(err)

@@ -18,6 +18,7 @@ func TestStream(t *testing.T) { run(t, migrate.Stream) }
 func TestRows(t *testing.T)   { run(t, migrate.Rows) }
 
 func run(t *testing.T, set migrate.Set) {
+	t.Helper()
 	storetest.Run(t, storetest.Harness{
 		OneWriter: true, Binary: true,
 		Open: func(t testing.TB) *storetest.Outbox {

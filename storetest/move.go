@@ -120,7 +120,7 @@ func testBacklogMoves(b *bench) {
 // merge joins leases, with what work it takes; it returns what was delivered.
 func (m *member) merge(leases []store.Lease, total int) (store.Lease, int) {
 	m.t.Helper()
-	g := m.s.(store.Merger)
+	g := m.s.(store.Merger) //nolint:errcheck // who cannot merge has no such test
 	a, n := leases[0], 0
 	for _, l := range leases[1:] {
 		m.b.until("two leases are joined", func() bool {

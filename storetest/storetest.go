@@ -80,6 +80,7 @@ type test struct {
 
 // Run runs the suite, each test on an outbox of its own.
 func Run(t *testing.T, h Harness) {
+	t.Helper()
 	if h.Short == 0 {
 		h.Short = 300 * time.Millisecond
 	}

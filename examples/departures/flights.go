@@ -43,7 +43,7 @@ func load(path string, limit int) ([]flight, error) {
 		if err != nil {
 			return nil, err
 		}
-		defer f.Close()
+		defer f.Close() //nolint:errcheck // only read
 		in = f
 	}
 	unzipped, err := gzip.NewReader(in)
@@ -160,7 +160,7 @@ func (o *office) book(ctx context.Context, f flight) error {
 	if err != nil {
 		return err
 	}
-	defer tx.Rollback() //nolint:errcheck // after a commit it is a no-op, else the first error counts
+	defer tx.Rollback() // after a commit it is a no-op, else the first error counts
 	if err := tx.QueryRowContext(ctx, `
 		update airports set departures = departures + 1, delay_minutes = delay_minutes + $2
 		where code = $1 returning departures`, f.Origin, f.Delay).Scan(&f.Number); err != nil {

@@ -112,7 +112,7 @@ func relayTo(ctx context.Context, o options, topic, name string) error {
 
 func unlessStopped(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
-		return nil
+		return nil //nolint:nilerr // what its name says
 	}
 	return err
 }

@@ -108,7 +108,7 @@ func (s *schema) open(a *app, f func(src config.Source, o migrate.Options, db mi
 	if err != nil {
 		return err
 	}
-	defer db.Close() //nolint:errcheck // what was asked for is done
+	defer db.Close() // what was asked for is done
 	if s.Dialect != "auto" && o.Dialect != dialect {
 		return usagef("--dialect %s, but the database is %s", s.Dialect, dialect)
 	}

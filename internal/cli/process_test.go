@@ -100,7 +100,7 @@ func (p *process) said() string {
 // end waits for the end and gives the exit code.
 func (p *process) end(t *testing.T) int {
 	t.Helper()
-	for range p.lines { //nolint:revive // up to the end
+	for range p.lines { // up to the end
 	}
 	_ = p.cmd.Wait() // the code tells
 	return p.cmd.ProcessState.ExitCode()

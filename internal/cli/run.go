@@ -132,7 +132,7 @@ func (c *devCmd) prepare(a *app, src config.Source) error {
 	if err != nil {
 		return err
 	}
-	defer db.Close() //nolint:errcheck // the migration has told
+	defer db.Close() // the migration has told
 	o := migrate.Options{Dialect: dialect}
 	err = migrate.Check(a.ctx, db, o)
 	if !errors.Is(err, migrate.ErrMissing) {

@@ -201,7 +201,7 @@ func (d *decoder) list(n *node, v reflect.Value, tag reflect.StructTag, path str
 
 // secret is a text, {env: NAME} or {file: PATH}.
 func (d *decoder) secret(n *node, v reflect.Value, path string) {
-	text := ""
+	var text string
 	switch n.kind {
 	case scalar:
 		var err error
@@ -314,7 +314,7 @@ func (d *decoder) set(text string, v reflect.Value) error {
 		v.Set(reflect.New(t.Elem()))
 		return d.set(text, v.Elem())
 	case reflect.PointerTo(t).Implements(unmarshalerType):
-		return v.Addr().Interface().(encoding.TextUnmarshaler).UnmarshalText([]byte(text))
+		return v.Addr().Interface().(encoding.TextUnmarshaler).UnmarshalText([]byte(text)) //nolint:errcheck // the case has asked
 	case t.Kind() == reflect.String:
 		v.SetString(text)
 	case t.Kind() == reflect.Int:

@@ -180,7 +180,7 @@ func (d *Daemon) Address() string { return d.address }
 func (d *Daemon) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	errs := make([]error, len(d.relays))
+	errs := make([]error, len(d.relays)+1)
 	var running sync.WaitGroup
 	for i, s := range d.relays {
 		if s.gauges != nil {
@@ -196,7 +196,8 @@ func (d *Daemon) Run(ctx context.Context) error {
 	}
 	d.log.Info("relaying", "version", d.version, "address", d.address, "sources", len(d.relays))
 	running.Wait()
-	return errors.Join(append(errs, d.close(ctx))...)
+	errs[len(d.relays)] = d.close(ctx)
+	return errors.Join(errs...)
 }
 
 // Cut ends the soft part of the stop at once.

@@ -85,7 +85,7 @@ func checkSchema(ctx context.Context, s config.Source) error {
 	if err != nil {
 		return err
 	}
-	defer db.Close() //nolint:errcheck // nothing was written
+	defer db.Close() // nothing was written
 	if s.SQLite != nil {
 		// Opening would make an empty file.
 		if _, err := os.Stat(string(s.SQLite.Path)); err != nil {

@@ -172,7 +172,7 @@ func (p *proxy) accept() {
 		if err != nil {
 			return
 		}
-		out, err := net.DialTimeout("tcp", p.target, time.Second)
+		out, err := net.DialTimeout("tcp", p.target, time.Second) //nolint:noctx // it ends within a second, and so does close
 		if err != nil {
 			_ = in.Close()
 			continue
@@ -221,7 +221,7 @@ type chunk struct {
 func (p *proxy) carry(from, to net.Conn) {
 	way := make(chan chunk, 1024)
 	p.wg.Go(func() {
-		defer to.Close() //nolint:errcheck // both ends are given up
+		defer to.Close() // both ends are given up
 		for c := range way {
 			if wait := time.Until(c.due); wait > 0 {
 				<-time.After(wait)

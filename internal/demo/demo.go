@@ -119,7 +119,7 @@ func (d *demo) run(ctx context.Context) (Report, error) {
 	if d.relay, err = newRelay(d.dir, d.database, d.proxy.address(), d.Command, d.board.say); err != nil {
 		return Report{}, err
 	}
-	if err := d.relay.start(); err != nil {
+	if err := d.relay.start(); err != nil { //nolint:contextcheck // the relay is stopped by its input, not killed
 		return Report{}, fmt.Errorf("relay: %w", err)
 	}
 	defer d.relay.stop()

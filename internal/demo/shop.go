@@ -68,7 +68,7 @@ func (s *shop) place(ctx context.Context, poison bool) error {
 	if err != nil {
 		return err
 	}
-	defer tx.Rollback() //nolint:errcheck // nothing to roll back after the commit
+	defer tx.Rollback() // nothing to roll back after the commit
 	o := order{Order: s.orders, Customer: customer(s.orders % customers), Total: fmt.Sprintf("%d.%02d", 5+s.orders%95, s.orders%100)}
 	if poison {
 		o.Note = strings.Repeat("x", poisonBytes)

@@ -172,7 +172,7 @@ func tryDrop(server, dsn, name string) error {
 	if err != nil {
 		return err
 	}
-	defer conn.Close(ctx) //nolint:errcheck // nothing depends on how it closes
+	defer conn.Close(ctx) // nothing depends on how it closes
 
 	prepared, err := texts(ctx, conn, "SELECT gid FROM pg_prepared_xacts WHERE database = $1", name)
 	if err != nil {
@@ -214,7 +214,7 @@ func exec(dsn, statement string) error {
 	if err != nil {
 		return err
 	}
-	defer conn.Close(ctx) //nolint:errcheck // nothing depends on how it closes
+	defer conn.Close(ctx) // nothing depends on how it closes
 	_, err = conn.Exec(ctx, statement)
 	return err
 }

@@ -41,7 +41,7 @@ func TestPostgresDropsWhatIsLeftBehind(t *testing.T) {
 		t.Fatalf("want two databases of different names, got %q", names)
 	}
 	conn := connect(t, server)
-	defer conn.Close(ctx) //nolint:errcheck // the test is over
+	defer conn.Close(ctx) // the test is over
 	for _, name := range names {
 		var left int
 		err := conn.QueryRow(ctx, "SELECT (SELECT count(*) FROM pg_database WHERE datname = $1) + (SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1)", name).Scan(&left)
@@ -62,7 +62,7 @@ func TestPoolerReachesTheSameDatabase(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close(context.Background()) //nolint:errcheck // the test is over
+	defer conn.Close(context.Background()) // the test is over
 	var name string
 	if err := conn.QueryRow(t.Context(), "SELECT current_database()").Scan(&name); err != nil {
 		t.Fatal(err)

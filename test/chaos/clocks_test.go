@@ -218,7 +218,7 @@ func (r *clocks) addTimed() (refused []string) {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	defer tx.Rollback() //nolint:errcheck // after a commit it is a no-op
+	defer tx.Rollback() // after a commit it is a no-op
 	if err := r.c.writers.outbox.Add(ctx, tx, events...); err != nil {
 		r.t.Fatal(err)
 	}
@@ -363,6 +363,7 @@ func openDesk(t testing.TB) *desk {
 }
 
 func (d *desk) serve(t testing.TB, conn net.Conn) {
+	t.Helper()
 	for in := bufio.NewScanner(conn); in.Scan(); {
 		var l skewedLine
 		if err := json.Unmarshal(in.Bytes(), &l); err != nil {

@@ -50,6 +50,7 @@ func TestCrash(t *testing.T) {
 }
 
 func crashSeed(t testing.TB) uint64 {
+	t.Helper()
 	seed := rand.Uint64N(1e6)
 	if text := os.Getenv("OUTRIDER_CRASH_SEED"); text != "" {
 		var err error
@@ -214,7 +215,7 @@ func nothingFailed(t testing.TB, dsn string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.Close() //nolint:errcheck // the test ends
+	defer s.Close() // the test ends
 	status, err := s.Status(ctx)
 	if err != nil {
 		t.Fatal(err)

@@ -24,7 +24,7 @@ func TestPause(t *testing.T) {
 	}
 }
 
-func pause(t *testing.T, at point) {
+func pause(t *testing.T, at point) { //nolint:thelper // the body of a test: its own lines tell more
 	broker := testdb.Kafka(t)
 	dsn := testdb.Postgres(t)
 	db, err := sql.Open("pgx", dsn)

@@ -68,6 +68,7 @@ func TestPoison(t *testing.T) {
 }
 
 func poisonPostgres(t *testing.T, exit bool) {
+	t.Helper()
 	broker, dsn := testdb.Kafka(t), testdb.Postgres(t)
 	db, err := sql.Open("pgx", dsn)
 	if err != nil {
@@ -84,6 +85,7 @@ func poisonPostgres(t *testing.T, exit bool) {
 }
 
 func poisonSQLite(t *testing.T, exit bool) {
+	t.Helper()
 	path := filepath.Join(t.TempDir(), "outbox.db")
 	db, err := sql.Open("sqlite", path+sqliteOptions)
 	if err != nil {
@@ -98,7 +100,7 @@ func poisonSQLite(t *testing.T, exit bool) {
 	poison(t, &campaign{t: t, writers: w, seen: seen, sup: sup, began: time.Now()}, read)
 }
 
-func poison(t *testing.T, c *campaign, read func() []delivery) {
+func poison(t *testing.T, c *campaign, read func() []delivery) { //nolint:thelper // the body of a test: its own lines tell more
 	const events = 1500
 	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
 	defer cancel()
@@ -107,7 +109,7 @@ func poison(t *testing.T, c *campaign, read func() []delivery) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer st.Close() //nolint:errcheck // the test ends
+	defer st.Close() // the test ends
 	look := func() store.Entry {
 		t.Helper()
 		details, err := st.(store.Inspector).Show(ctx, poisonID)
@@ -182,7 +184,7 @@ func addPoison(ctx context.Context, t testing.TB, w *writers) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer tx.Rollback() //nolint:errcheck // after a commit it is a no-op
+	defer tx.Rollback() // after a commit it is a no-op
 	if err := w.outbox.Add(ctx, tx, events...); err != nil {
 		t.Fatal(err)
 	}

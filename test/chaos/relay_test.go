@@ -89,12 +89,12 @@ func runRelay(spec relaySpec) error {
 	if err != nil {
 		return err
 	}
-	defer st.Close() //nolint:errcheck // the process ends
+	defer st.Close() // the process ends
 	sk, err := spec.openSink()
 	if err != nil {
 		return err
 	}
-	defer sk.Close(context.WithoutCancel(ctx)) //nolint:errcheck // the same
+	defer sk.Close(context.WithoutCancel(ctx)) // the same
 	if spec.Poisoned {
 		sk = poisonedSink{sk, spec.Exit}
 	}

@@ -33,7 +33,7 @@ func ownServers(t testing.TB) *servers {
 		t.Fatal(err)
 	}
 	s := &servers{t: t, script: filepath.Join(root, "scripts", "servers")}
-	if s.dir, err = os.MkdirTemp("", "outrider-chaos-"); err != nil {
+	if s.dir, err = os.MkdirTemp("", "outrider-chaos-"); err != nil { //nolint:usetesting // what is above t.TempDir() is closed to PostgreSQL's user
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

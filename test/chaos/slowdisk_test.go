@@ -88,7 +88,7 @@ func TestSlowDisk(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer st.Close() //nolint:errcheck // the test ends
+	defer st.Close() // the test ends
 	looks := 0
 	await(t, patience, "all events, and the end of the first leases", func() bool {
 		now := lanes(t, db, expiresSQLite)

@@ -185,7 +185,7 @@ func (x *transaction) run(ctx context.Context) (committed bool, err error) {
 	if x.tx, err = x.w.db.BeginTx(ctx, nil); err != nil {
 		return false, err
 	}
-	defer x.tx.Rollback() //nolint:errcheck // after a commit it is a no-op, else the first error counts
+	defer x.tx.Rollback() // after a commit it is a no-op, else the first error counts
 	if x.w.dialect == outrider.Postgres && x.r.IntN(4) == 0 {
 		// An early transaction id, late events.
 		if _, err := x.tx.ExecContext(ctx, `select pg_current_xact_id(), pg_sleep($1)`, x.r.Float64()*0.01); err != nil {

@@ -69,6 +69,7 @@ type relay struct {
 }
 
 func newMachine(tb testing.TB, t *rapid.T, s *subject) *machine {
+	tb.Helper()
 	m := &machine{subject: s, tb: tb, t: t, ctx: context.Background(), caps: s.Capabilities(),
 		ledger: storetest.NewLedger(), views: map[string]*view{}, keysOf: map[string]string{}}
 	m.ledger.Sequences = m.caps.Sequences
@@ -85,6 +86,7 @@ func newMachine(tb testing.TB, t *rapid.T, s *subject) *machine {
 
 // run is the property: a walk, and the end of it.
 func run(tb testing.TB, t *rapid.T, s *subject) {
+	tb.Helper()
 	m := newMachine(tb, t, s)
 	defer m.end()
 	t.Repeat(map[string]func(*rapid.T){
