@@ -296,7 +296,7 @@ func (ses *session) Release(ctx context.Context, sl store.Lease, keep store.Lane
 		}
 		tag, err := tx.Exec(ctx, `
 			update outbox_leases set writes = writes + 1
-			where lease = $1 and epoch = $2 and owner_lock is not null`, l.ID, l.Epoch)
+			where lease = $1 and epoch = $2 and owner_lock is not null and writes = $3`, l.ID, l.Epoch, l.writes)
 		if err != nil {
 			return err
 		}

@@ -404,7 +404,9 @@ func (p *plan) apply() {
 	l := p.l
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.done = p.done
+	if len(p.settled) > 0 {
+		l.done = p.done // else an idle look beside the commit may have moved it on
+	}
 	l.open = l.open[len(p.settled):]
 	for _, f := range p.settled {
 		f.settled = true

@@ -467,7 +467,9 @@ func (ses *session) Forget(c *store.Claim) {
 		}
 	}
 	l.redo = append(back, l.redo...)
+	page := l.read.page // numbers of pages never come again
 	l.read = f.before
+	l.read.page = page
 	l.open = l.open[:i]
 }
 

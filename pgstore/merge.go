@@ -143,11 +143,11 @@ func (ses *session) join(ctx context.Context, a, b *lease) error {
 		}
 		var n int
 		if err := tx.QueryRow(ctx, `
-			with gone as (delete from outbox_leases where lease = $1 and epoch = $2 returning lanes),
+			with gone as (delete from outbox_leases where lease = $1 and epoch = $2 and writes = $8 returning lanes),
 			     kept as (update outbox_leases l set lanes = l.lanes | gone.lanes, base = $5::pg_snapshot,
 			                target = null, at = 0, top = 0, hi = $6, page = $7, writes = writes + 1
-			              from gone where lease = $3 and epoch = $4 returning 1)
-			select count(*) from kept`, b.ID, b.Epoch, a.ID, a.Epoch, a.done.base.text, hi, page).Scan(&n); err != nil {
+			              from gone where lease = $3 and epoch = $4 and writes = $9 returning 1)
+			select count(*) from kept`, b.ID, b.Epoch, a.ID, a.Epoch, a.done.base.text, hi, page, b.writes, a.writes).Scan(&n); err != nil {
 			return err
 		}
 		if n == 0 {

@@ -92,13 +92,14 @@ func (s *Store) checkSchema(ctx context.Context) error {
 }
 
 // checkSource compares the cluster with the one that the positions belong to.
+// Ids are those that the sequence has given out: one in a row may have been
+// written by hand, and be far beyond.
 func (v view) checkSource(ctx context.Context) error {
 	// What was seen is read first: others go on, and raise it meanwhile.
 	var seenSystem string
 	var seenXid, seenID uint64
 	err := v.q.QueryRow(ctx, `
-		select system_identifier, seen_xid, greatest(seen_id, (select max(hi) from outbox_leases))
-		from outbox_source`).Scan(&seenSystem, &seenXid, &seenID)
+		select system_identifier, seen_xid, seen_id from outbox_source`).Scan(&seenSystem, &seenXid, &seenID)
 	first := errors.Is(err, pgx.ErrNoRows)
 	if err != nil && !first {
 		return privilegeError(fmt.Errorf("pgstore: outbox_source: %w", err))

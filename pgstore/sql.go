@@ -44,8 +44,11 @@ func newStatements(payload string) statements {
 	return statements{
 		now: `select pg_current_snapshot()::text, coalesce((select max(id) from outbox_events), 0)`,
 
+		// A row that was written with the id of a transaction yet to come, as
+		// one copied from elsewhere may be, would be new at every look.
 		fresh: `select ` + cols + ` from outbox_events e
 			where e.tx_id >= $3::xid8 and ` + inLanes + `
+			  and pg_visible_in_snapshot(e.tx_id, pg_current_snapshot())
 			order by e.tx_id, e.id limit $4`,
 
 		// One transaction as a range: an equality would let the planner take
@@ -131,7 +134,8 @@ func newStatements(payload string) statements {
 		behind: `select e.id from (
 				select id, tx_id, lane, coalesce(event_key, aggregate_id) as key
 				from outbox_events where id > $2 order by id limit ` + strconv.Itoa(sweepRows) + `) e
-			where ` + inLanes + ` and pg_visible_in_snapshot(e.tx_id, $3::pg_snapshot)
+			where ` + inLanes + `
+			  and (pg_visible_in_snapshot(e.tx_id, $3::pg_snapshot) or e.tx_id >= pg_snapshot_xmax(pg_current_snapshot()))
 			  and not exists (select from outbox_held_keys h where h.destination = $4 and h.event_key = e.key)
 			limit 100`,
 

@@ -65,7 +65,8 @@ func (l *lease) note(f *fresh) {
 // Sweep implements store.Sweeper. It asks two questions that do not share their
 // answer's way with claims. Does a window that was read hold rows that were not
 // seen? And are there rows behind an earlier position, with ids that had not
-// been given out then: such as were written with another transaction's id?
+// been given out then: such as were written with another transaction's id, or
+// with one that is yet to come?
 func (ses *session) Sweep(ctx context.Context) (store.Swept, error) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -130,7 +131,7 @@ func (l *lease) sweep(ctx context.Context) ([]int64, error) {
 		}
 	}
 	// Read after base was: what is visible in base had its id by now.
-	err := st.pool.QueryRow(ctx, `select greatest((select last_value from outbox_events_id_seq), (select max(id) from outbox_events))`).Scan(&next.top)
+	err := st.pool.QueryRow(ctx, `select greatest((select case when is_called then last_value else 0 end from outbox_events_id_seq), (select max(id) from outbox_events))`).Scan(&next.top)
 	if err != nil {
 		return nil, err
 	}

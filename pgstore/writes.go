@@ -38,6 +38,7 @@ func (p *plan) statements() (func(*pgx.Batch) *pgx.QueuedQuery, []func(*pgx.Batc
 	l := p.l
 	l.mu.Lock()
 	doc, err := json.Marshal(p.hand())
+	lowered := p.lowered()
 	l.mu.Unlock()
 	if err != nil {
 		return nil, nil, err
@@ -89,8 +90,14 @@ func (p *plan) statements() (func(*pgx.Batch) *pgx.QueuedQuery, []func(*pgx.Batc
 	if len(p.keys) > 0 {
 		others = append(others, p.putKeys)
 	}
-	if len(p.lows) > 0 {
-		others = append(others, p.putLows)
+	if len(lowered.keys) > 0 {
+		others = append(others, func(b *pgx.Batch) {
+			b.Queue(`
+				update outbox_held_keys h set low = least(h.low, r.low)
+				from unnest($5::text[], $6::bigint[]) as r(key, low)
+				where `+fenced+` and h.destination = $4 and h.event_key = r.key`,
+				l.ID, l.Epoch, l.writes+1, l.Destination, lowered.keys, lowered.lows)
+		})
 	}
 	if p.alone != nil {
 		others = append(others, p.putAlone)
@@ -192,23 +199,20 @@ const putKeySQL = `
 		starts = excluded.starts, together = excluded.together,
 		suspects = excluded.suspects, alone = false, freed = false`
 
-func (p *plan) putLows(b *pgx.Batch) {
-	l := p.l
-	keys, lows := make([]string, 0, len(p.lows)), make([]int64, 0, len(p.lows))
+// lowered are keys whose lowest successor is news, with its id. Called with mu
+// held.
+func (p *plan) lowered() (out struct {
+	keys []string
+	lows []int64
+}) {
 	for key, low := range p.lows {
 		if _, ok := p.keys[key]; ok {
 			continue // written with the key
 		}
-		if k := l.held[key]; k == nil || lowest(lowest(k.low, k.next), low) == lowest(k.low, k.next) {
-			continue // no news
+		if k := p.l.held[key]; k == nil || lowest(lowest(k.low, k.next), low) == lowest(k.low, k.next) {
+			continue
 		}
-		keys, lows = append(keys, key), append(lows, low)
+		out.keys, out.lows = append(out.keys, key), append(out.lows, low)
 	}
-	if len(keys) == 0 {
-		return
-	}
-	b.Queue(`
-		update outbox_held_keys h set low = least(h.low, r.low)
-		from unnest($5::text[], $6::bigint[]) as r(key, low)
-		where `+fenced+` and h.destination = $4 and h.event_key = r.key`, l.ID, l.Epoch, l.writes+1, l.Destination, keys, lows)
+	return out
 }

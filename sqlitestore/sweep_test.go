@@ -3,6 +3,7 @@ package sqlitestore_test
 import (
 	"context"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -12,7 +13,8 @@ import (
 	"github.com/outrider-dev/outrider/store"
 )
 
-// A sweep finds a row that was given an id by hand, below one that was read.
+// A sweep finds a row below one that was read: such as the trigger that refuses
+// ids given by hand, once it has been dropped, lets through.
 func TestSweepFindsWhatWasPassedOver(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -58,10 +60,20 @@ func TestSweepFindsWhatWasPassedOver(t *testing.T) {
 		t.Helper()
 		db.exec(t, `insert into outbox_events (id, aggregate_type, aggregate_id, event_type, payload) values (?, 'a', 'k', 'T', '{}')`, id)
 	}
+	for _, id := range []int{-5, 0} {
+		if _, err := db.Exec(`insert into outbox_events (id, aggregate_type, aggregate_id, event_type) values (?, 'a', 'k', 'T')`, id); err == nil {
+			t.Errorf("an id of %d was taken", id)
+		}
+	}
 	sweep() // asks for a sample
 	insert(10)
 	insert(20)
 	deliver()
+	if _, err := db.Exec(`insert into outbox_events (id, aggregate_type, aggregate_id, event_type) values (15, 'a', 'k', 'T')`); err == nil ||
+		!strings.Contains(err.Error(), "left to the database") {
+		t.Errorf("an id below the highest: %v", err)
+	}
+	db.exec(t, `drop trigger outbox_events_id_ascends`)
 	insert(15)
 	sweep("d 15")
 	insert(30)

@@ -18,7 +18,9 @@ type Proxy struct {
 	conns map[net.Conn]struct{}
 	lose  func(request []byte) bool
 	down  bool
-	wg    sync.WaitGroup
+	// refused is how many connections were turned away.
+	refused int
+	wg      sync.WaitGroup
 }
 
 // NewProxy listens on a free loopback port and forwards to target (host:port)
@@ -49,6 +51,13 @@ func (p *Proxy) LoseAnswer(match func(request []byte) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.lose = match
+}
+
+// Refused is how many connections were turned away while the server was down.
+func (p *Proxy) Refused() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.refused
 }
 
 // Cut breaks every connection; new ones are served.
@@ -147,6 +156,7 @@ func (p *Proxy) enter(conns ...net.Conn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.down {
+		p.refused++
 		return false
 	}
 	for _, c := range conns {

@@ -5,8 +5,9 @@ create table outbox_events (
     -- The writing transaction. It says which rows a position has seen: ids
     -- alone cannot, since they commit out of order.
     tx_id          xid8        not null default pg_current_xact_id(),
-    -- Orders the events of a key.
-    id             bigint      not null default nextval('outbox_events_id_seq'),
+    -- Orders the events of a key. To be left to the sequence.
+    id             bigint      not null default nextval('outbox_events_id_seq')
+        constraint id_is_positive check (id > 0),
     -- Identifies the event for consumers. Not unique on purpose.
     event_id       uuid        not null default gen_random_uuid(),
     aggregate_type text        not null,

@@ -7,7 +7,7 @@
 create table outbox_events (
     -- Orders the events. AUTOINCREMENT: without it the ids of deleted rows
     -- come again.
-    id             integer not null primary key autoincrement,
+    id             integer not null primary key autoincrement constraint id_is_positive check (id > 0),
     -- Identifies the event for consumers. Not unique on purpose. The default is
     -- a random UUID (version 4).
     event_id       text    not null default (lower(
@@ -27,6 +27,12 @@ create table outbox_events (
     created_at     integer not null default (cast(round((julianday('now') - 2440587.5) * 86400000.0) as integer) * 1000)
         constraint created_at_is_microseconds_since_1970 check (typeof(created_at) = 'integer')
 );
+-- Readers have passed all ids up to the highest.
+create trigger outbox_events_id_ascends after insert on outbox_events
+when new.id < (select seq from sqlite_sequence where name = 'outbox_events')
+begin
+    select raise(abort, 'outbox_events.id has to be left to the database: an id below the highest would never be read');
+end;
 create index outbox_events_key_idx on outbox_events (coalesce(event_key, aggregate_id), id);
 create index outbox_events_event_id_idx on outbox_events (event_id);
 
