@@ -90,6 +90,15 @@ func (s *Store) Status(ctx context.Context) (store.Status, error) {
 // status sums a destination up; live says that the end of a connection shows.
 func (d *destination) status(now time.Time, live bool) store.DestinationStatus {
 	out := store.DestinationStatus{Name: d.name}
+	for _, l := range d.leases {
+		ls := store.LeaseStatus{ID: l.id, Lanes: l.lanes, Count: l.lanes.Len(), Epoch: l.epoch}
+		if l.owner != nil {
+			ls.Owner, ls.Expires = l.owner.relay, l.expires.Sub(now)
+			ls.Gone = live && !l.owner.killed.IsZero()
+		}
+		out.Leases = append(out.Leases, ls)
+	}
+	unheld := store.Unheld(out.Leases)
 	blocked := map[*key]bool{}
 	for _, x := range d.open {
 		age := now.Sub(x.row.record.CreatedAt)
@@ -104,6 +113,9 @@ func (d *destination) status(now time.Time, live bool) store.DestinationStatus {
 			}
 		case store.InHand:
 			out.Publishing.N++
+			if unheld.Has(x.row.record.Lane) {
+				out.Stuck.N++
+			}
 			out.OldestPending = max(out.OldestPending, age)
 		case store.Waiting:
 			out.Waiting.N++
@@ -118,14 +130,6 @@ func (d *destination) status(now time.Time, live bool) store.DestinationStatus {
 		}
 	}
 	out.BlockedKeys.N = int64(len(blocked))
-	for _, l := range d.leases {
-		ls := store.LeaseStatus{ID: l.id, Lanes: l.lanes, Count: l.lanes.Len(), Epoch: l.epoch}
-		if l.owner != nil {
-			ls.Owner, ls.Expires = l.owner.relay, l.expires.Sub(now)
-			ls.Gone = live && !l.owner.killed.IsZero()
-		}
-		out.Leases = append(out.Leases, ls)
-	}
 	return out
 }
 

@@ -90,7 +90,7 @@ func (v view) status(ctx context.Context) (store.Status, error) {
 		return out, privilegeError(fmt.Errorf("pgstore: status: %w", err))
 	}
 	for _, name := range names {
-		d, err := v.destinationStatus(ctx, name)
+		d, err := v.destinationStatus(ctx, name, store.Unheld(leases[name]))
 		if err != nil {
 			return out, fmt.Errorf("pgstore: status of %q: %w", name, err)
 		}
@@ -117,6 +117,9 @@ func (v view) status(ctx context.Context) (store.Status, error) {
 	}
 	if err := v.oldestTransaction(ctx, &out); err != nil {
 		return out, fmt.Errorf("pgstore: status: %w", err)
+	}
+	if err := v.storage(ctx, &out); err != nil {
+		return out, privilegeError(fmt.Errorf("pgstore: status: %w", err))
 	}
 	if err := v.checkSource(ctx); err != nil {
 		out.Warnings = append(out.Warnings, strings.TrimPrefix(err.Error(), "pgstore: ")+"; "+outrider.Hint(err))
@@ -161,7 +164,8 @@ func (v view) leaseStatus(ctx context.Context) (map[string][]store.LeaseStatus, 
 }
 
 // destinationStatus counts up to a cap, from the oldest on, and by index alone.
-func (v view) destinationStatus(ctx context.Context, name string) (store.DestinationStatus, error) {
+// What is in hand in the lanes unheld is stuck.
+func (v view) destinationStatus(ctx context.Context, name string, unheld store.LaneSet) (store.DestinationStatus, error) {
 	d := store.DestinationStatus{Name: name}
 	age := func(seconds *float64) time.Duration {
 		if seconds == nil || *seconds < 0 {
@@ -170,7 +174,7 @@ func (v view) destinationStatus(ctx context.Context, name string) (store.Destina
 		return time.Duration(*seconds * float64(time.Second))
 	}
 	var pending, waiting, scheduled, publishing, failed, blocked, held int64
-	var inHand int64
+	var inHand, stuckInHand, stuckApart int64
 	var oldest, oldestWaiting, oldestFailed, oldestBlocked *float64
 	err := v.q.QueryRow(ctx, `
 		with fresh as (
@@ -186,8 +190,10 @@ func (v view) destinationStatus(ctx context.Context, name string) (store.Destina
 			where l.destination = $1 limit $2)
 		select (select count(*) from fresh),
 		       (select extract(epoch from clock_timestamp() - min(created_at))::float8 from fresh),
-		       coalesce((select sum((p->>'n')::bigint) from outbox_leases l, json_array_elements(l.open->'open') p where l.destination = $1), 0)`,
-		name, countCap+1).Scan(&pending, &oldest, &inHand)
+		       coalesce((select sum((p->>'n')::bigint) from outbox_leases l, json_array_elements(l.open->'open') p where l.destination = $1), 0),
+		       coalesce((select sum((p->>'n')::bigint) from outbox_leases l, json_array_elements(l.open->'open') p
+				where l.destination = $1 and l.lanes & $3 <> 0), 0)`,
+		name, countCap+1, int64(unheld)).Scan(&pending, &oldest, &inHand, &stuckInHand)
 	if err != nil {
 		return d, err
 	}
@@ -196,6 +202,7 @@ func (v view) destinationStatus(ctx context.Context, name string) (store.Destina
 			(select count(*) from (select from outbox_exceptions where destination = $1 and state = 'WAITING' limit $2) x),
 			(select count(*) from (select from outbox_exceptions where destination = $1 and state = 'SCHEDULED' limit $2) x),
 			(select count(*) from (select from outbox_exceptions where destination = $1 and state = 'PUBLISHING' limit $2) x),
+			(select count(*) from (select from outbox_exceptions where destination = $1 and state = 'PUBLISHING' and ($3 >> lane::int) & 1 = 1 limit $2) x),
 			(select count(*) from (select from outbox_exceptions where destination = $1 and state = 'FAILED' limit $2) x),
 			(select count(*) from (select from outbox_held_keys where destination = $1 and head is not null limit $2) x),
 			(select count(*) from (select from outbox_held_keys where destination = $1 limit $2) x),
@@ -206,7 +213,7 @@ func (v view) destinationStatus(ctx context.Context, name string) (store.Destina
 			(select extract(epoch from clock_timestamp() - min(x.created_at))::float8
 				from (select * from outbox_held_keys where destination = $1 and head is not null limit $2) h
 				join outbox_exceptions x on x.destination = h.destination and x.id = h.head)`,
-		name, countCap+1).Scan(&waiting, &scheduled, &publishing, &failed, &blocked, &held, &oldestWaiting, &oldestFailed, &oldestBlocked)
+		name, countCap+1, int64(unheld)).Scan(&waiting, &scheduled, &publishing, &stuckApart, &failed, &blocked, &held, &oldestWaiting, &oldestFailed, &oldestBlocked)
 	if err != nil {
 		return d, err
 	}
@@ -217,6 +224,7 @@ func (v view) destinationStatus(ctx context.Context, name string) (store.Destina
 	d.Pending = capped(max(0, pending-inHand) + heldPending)
 	d.Waiting, d.Scheduled, d.Failed, d.BlockedKeys = capped(waiting), capped(scheduled), capped(failed), capped(blocked)
 	d.Publishing = capped(publishing + min(inHand, countCap+1))
+	d.Stuck = capped(stuckApart + min(stuckInHand, countCap+1))
 	d.OldestPending = max(age(oldest), age(oldestWaiting), age(oldestHeld))
 	d.OldestFailed, d.OldestBlocked = age(oldestFailed), age(oldestBlocked)
 	return d, nil

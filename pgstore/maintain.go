@@ -38,8 +38,8 @@ func (s *Store) Maintain(ctx context.Context) error {
 	if err := s.compact(ctx); err != nil {
 		return err
 	}
-	last, err := s.lastPartition(ctx)
-	if err != nil || last == nil {
+	last, err := s.view().lastPartition(ctx)
+	if err != nil {
 		return err
 	}
 	var seq int64
@@ -118,19 +118,21 @@ func (s *Store) noteSeen(ctx context.Context) error {
 	return nil
 }
 
-// lastPartition is the one that reaches to the end; nil if the table is not
-// partitioned by us (pg_partman's names are left alone).
-func (s *Store) lastPartition(ctx context.Context) (*partition, error) {
+// errNoLastPartition: inserts beyond the last partition will fail.
+var errNoLastPartition = outrider.WithHint(errors.New("pgstore: no partition of outbox_events reaches to MAXVALUE"),
+	"an insert beyond the last one will fail: attach one, for values from (the last one's end) to (maxvalue)")
+
+// lastPartition is the one that reaches to the end.
+func (v view) lastPartition(ctx context.Context) (*partition, error) {
 	var p partition
 	var bound string
-	err := s.pool.QueryRow(ctx, `
+	err := v.q.QueryRow(ctx, `
 		select c.relname, pg_get_expr(c.relpartbound, c.oid)
 		from pg_inherits i join pg_class c on c.oid = i.inhrelid
 		where i.inhparent = 'outbox_events'::regclass
 		  and pg_get_expr(c.relpartbound, c.oid) like '%TO (MAXVALUE)'`).Scan(&p.name, &bound)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return nil, outrider.WithHint(fmt.Errorf("pgstore: no partition of outbox_events reaches to MAXVALUE"),
-			"an insert beyond the last one will fail: attach one, for values from (the last one's end) to (maxvalue)")
+		return nil, errNoLastPartition
 	}
 	if err != nil {
 		return nil, fmt.Errorf("pgstore: %w", err)

@@ -23,7 +23,7 @@ func (s *Store) Retire(ctx context.Context, destination string, dry bool) (store
 	defer cancel()
 	var d store.DestinationStatus
 	err := s.look(ctx, func(ctx context.Context, v view) (err error) {
-		d, err = v.destinationStatus(ctx, destination)
+		d, err = v.destinationStatus(ctx, destination, 0)
 		return err
 	})
 	if err == nil {

@@ -43,6 +43,7 @@ type view struct {
 
 type viewDest struct {
 	name   string
+	unheld store.LaneSet // in hand there is stuck
 	leases []store.LeaseStatus
 	lanes  [outrider.Lanes]*viewLease
 }
@@ -85,6 +86,9 @@ func (s *Stream) look(ctx context.Context, destination string) (*view, error) {
 		return true, nil
 	}, `select destination, lease, lanes, coalesce(owner, ''), coalesce(owner_lock, 0), epoch, coalesce(expires_at, 0), base, open
 		from outbox_leases where ?1 = '' or destination = ?1 order by destination, lease`, destination)
+	for _, d := range v.dests {
+		d.unheld = store.Unheld(d.leases)
+	}
 	return v, err
 }
 

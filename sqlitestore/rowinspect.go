@@ -177,6 +177,9 @@ func (s *Rows) Status(ctx context.Context) (store.Status, error) {
 	if err != nil {
 		return out, fmt.Errorf("sqlitestore: status: %w", explain(err))
 	}
+	if out.Storage, err = s.storage(ctx); err != nil {
+		return out, fmt.Errorf("sqlitestore: status: %w", explain(err))
+	}
 	if err := s.sameFile(); err != nil {
 		out.Warnings = append(out.Warnings, warning(err))
 	}
@@ -196,6 +199,7 @@ func (s *Rows) sum(ctx context.Context, now int64) (*tally, error) {
 	if err != nil || t.Leases == nil {
 		return nil, err
 	}
+	unheld := store.Unheld(t.Leases)
 	for state, count := range map[string]*store.Count{
 		"PENDING": &t.Pending, "PUBLISHING": &t.Publishing, "WAITING": &t.Waiting, "SCHEDULED": &t.Scheduled, "FAILED": &t.Failed,
 	} {
@@ -211,6 +215,7 @@ func (s *Rows) sum(ctx context.Context, now int64) (*tally, error) {
 			}
 			r, at := &rows[i], rows[i].rec.CreatedAt.UnixMicro()
 			t.add(r.entry.State, 1, at)
+			t.stuck(r.entry.State, unheld, r.rec.Lane, 1)
 			if r.entry.State == store.Waiting && r.entry.DueIn == 0 {
 				t.OldestPending = max(t.OldestPending, time.Duration(now-at)*time.Microsecond)
 			}

@@ -34,10 +34,21 @@ func (s *Stream) Status(ctx context.Context) (store.Status, error) {
 	if out.Relays, err = s.members.relayStatus(ctx, v.now); err != nil {
 		return out, fmt.Errorf("sqlitestore: status: %w", explain(err))
 	}
+	if out.Storage, err = s.storage(ctx); err != nil {
+		return out, fmt.Errorf("sqlitestore: status: %w", explain(err))
+	}
 	if err := s.checkSource(ctx); err != nil {
 		out.Warnings = append(out.Warnings, warning(err))
 	}
 	return out, nil
+}
+
+// storage is the size of the file, with what else is in it: how much of it is
+// the outbox's SQLite could only tell by walking over all pages.
+func (d *database) storage(ctx context.Context) (store.Storage, error) {
+	var pages, size int64
+	err := d.row(ctx, []any{&pages, &size}, `select page_count, page_size from pragma_page_count(), pragma_page_size()`)
+	return store.Storage{Bytes: pages * size}, err
 }
 
 func warning(err error) string {
@@ -108,6 +119,13 @@ func (t *tally) add(state store.State, n, at int64) {
 	}
 }
 
+// stuck counts what is in hand in a lane that nobody holds.
+func (t *tally) stuck(state store.State, unheld store.LaneSet, lane int, n int64) {
+	if state == store.InHand && unheld.Has(lane) {
+		t.Stuck.N += n
+	}
+}
+
 // block counts pending ones behind a head.
 func (t *tally) block(key string, at int64) {
 	t.blocked[key] = true
@@ -159,6 +177,7 @@ func (v *view) sumFresh(ctx context.Context, d *viewDest, t *tally) error {
 			}
 			state, _ := v.place(d, r, st[i].held)
 			t.add(state, 1, r.rec.CreatedAt.UnixMicro())
+			t.stuck(state, d.unheld, r.rec.Lane, 1)
 			if h := st[i].held; state == store.Pending && h.behind(r.id) != "new" {
 				t.block(r.rec.Key, r.rec.CreatedAt.UnixMicro())
 			}
@@ -208,6 +227,7 @@ func (v *view) sumHeld(ctx context.Context, d *viewDest, t *tally) error {
 			n, t.Pending.Estimate = countCap, true
 		}
 		t.add(store.InHand, min(k.inHand, n), oldest)
+		t.stuck(store.InHand, d.unheld, k.lane, min(k.inHand, n))
 		t.add(store.Pending, max(0, n-k.inHand), oldest)
 		if k.head != 0 && n > 0 {
 			t.block(k.key, oldest)
@@ -217,6 +237,7 @@ func (v *view) sumHeld(ctx context.Context, d *viewDest, t *tally) error {
 }
 
 func (v *view) sumExceptions(ctx context.Context, d *viewDest, t *tally) error {
+	var stuck int64
 	for _, c := range []struct {
 		state string
 		as    store.State
@@ -239,9 +260,20 @@ func (v *view) sumExceptions(ctx context.Context, d *viewDest, t *tally) error {
 		}
 		t.add(c.as, n, oldest)
 	}
+	err := v.s.row(ctx, []any{&stuck}, `
+		select count(*) from (
+			select 1 from outbox_exceptions where destination = ? and state = 'PUBLISHING' and (? >> lane) & 1 = 1 limit ?)`,
+		d.name, int64(d.unheld), countCap+1)
+	if err != nil {
+		return err
+	}
+	t.Stuck.N += stuck
+	if t.Stuck.N > countCap {
+		t.Stuck = store.Count{N: countCap, Estimate: true}
+	}
 	// What is overdue is pending in truth.
 	var oldest int64
-	err := v.s.row(ctx, []any{&oldest}, `
+	err = v.s.row(ctx, []any{&oldest}, `
 		select coalesce(min(created_at), 0) from (
 			select created_at from outbox_exceptions
 			where destination = ? and state in ('WAITING', 'SCHEDULED', 'PUBLISHING') and due_at <= ? order by due_at limit ?)`, d.name, v.now, countCap)

@@ -54,8 +54,28 @@ type Status struct {
 	// OldestTransaction is for how long the oldest transaction has been open
 	// that keeps the database from tidying up; 0: none that is known.
 	OldestTransaction time.Duration `json:"oldest_transaction_ns"`
+	// Storage is what the outbox takes up.
+	Storage Storage `json:"storage"`
 	// Warnings are findings that need somebody, each with its fix.
 	Warnings []string `json:"warnings,omitempty"`
+}
+
+// Storage is what the outbox takes up. All of it is 0 in a store that does not
+// know.
+type Storage struct {
+	// Bytes are those of the outbox's tables with their indexes; of a database
+	// that is one file, those of the file.
+	Bytes int64 `json:"bytes"`
+	// Partitions are those of the events' table. 0: the database has none, and
+	// keeps no dead rows either, so the next two say nothing.
+	Partitions int `json:"partitions"`
+	// DeadRows is about how many rows await vacuum.
+	DeadRows int64 `json:"dead_rows"`
+	// LastPartitionIDs is how many ids have been handed out since the last
+	// partition's first. It has no end, so no insert fails for want of one; but
+	// while this grows beyond a partition's size none is made ahead. -1: there
+	// is no such partition, and inserts beyond the last will fail.
+	LastPartitionIDs int64 `json:"last_partition_ids"`
 }
 
 // DestinationStatus is how one destination stands. Ages are by the database's
@@ -67,6 +87,7 @@ type DestinationStatus struct {
 	OldestFailed  time.Duration `json:"oldest_failed_ns"`
 	Pending       Count         `json:"pending"`
 	Publishing    Count         `json:"publishing"`
+	Stuck         Count         `json:"stuck"` // of those Publishing, the ones that nobody who lives has in hand
 	Waiting       Count         `json:"waiting"`
 	Scheduled     Count         `json:"scheduled"`
 	Failed        Count         `json:"failed"`
@@ -89,6 +110,17 @@ type LeaseStatus struct {
 
 // Held reports whether somebody who lives has the lease.
 func (l LeaseStatus) Held() bool { return l.Owner != "" && l.Expires > 0 && !l.Gone }
+
+// Unheld are the lanes of those leases that nobody who lives has.
+func Unheld(leases []LeaseStatus) LaneSet {
+	var out LaneSet
+	for _, l := range leases {
+		if !l.Held() {
+			out |= l.Lanes
+		}
+	}
+	return out
+}
 
 // RelayStatus shows a relay that has joined and not left.
 type RelayStatus struct {

@@ -241,6 +241,16 @@ func (b *bench) status() (store.LeaseStatus, store.RelayStatus) {
 	return s.Destinations[0].Leases[0], s.Relays[0]
 }
 
+// stuck is how many are in hand with nobody.
+func (b *bench) stuck() int64 {
+	b.t.Helper()
+	s, err := b.inspector().Status(b.ctx)
+	if err != nil || len(s.Destinations) != 1 {
+		b.t.Fatalf("status: %+v, %v", s, err)
+	}
+	return s.Destinations[0].Stuck.N
+}
+
 // A relay whose connection has ended holds nothing, though nobody has taken
 // over yet.
 func testStatusOfTheDead(b *bench) {
@@ -248,14 +258,29 @@ func testStatusOfTheDead(b *bench) {
 	if l, r := b.status(); !l.Held() || l.Gone || r.Gone {
 		b.t.Errorf("alive: %+v, %+v", l, r)
 	}
+	b.put(events("a", "b", "c")...)
+	m.settle(m.hand(), inHand, published, waiting(1, 0))
+	m.start(m.nextDue())
+	if got := b.stuck(); got != 0 {
+		b.t.Errorf("%d are stuck with one that lives", got)
+	}
 	m.die()
 	b.until("the dead hold nothing", func() bool {
 		l, r := b.status()
 		return !l.Held() && l.Owner != "" && r.Gone
 	})
+	if got := b.stuck(); got != 2 {
+		b.t.Errorf("%d are stuck, want 2: one that was slow and one that was tried again", got)
+	}
 	if l, _ := b.status(); l.Gone != b.caps.LiveTakeOver {
 		b.t.Errorf("its owner is gone: %+v, while LiveTakeOver is %v", l, b.caps.LiveTakeOver)
 	}
+	m = b.heir()
+	if got := b.stuck(); got != 0 {
+		b.t.Errorf("%d are stuck after the take-over", got)
+	}
+	m.drain(2, nil)
+	m.idle()
 }
 
 // So does one that was not heard of for as long as its leases live. One that
