@@ -77,7 +77,7 @@ func (s *Store) Status(ctx context.Context) (store.Status, error) {
 			out.Destinations = append(out.Destinations, d.status(now, !s.cfg.NoLiveTakeOver))
 		}
 		for _, ss := range s.sessions {
-			out.Relays = append(out.Relays, store.RelayStatus{Name: ss.relay, Seen: now.Sub(ss.seen), Gone: ss.gone(now)})
+			out.Relays = append(out.Relays, store.RelayStatus{Name: ss.params.Relay, Seen: now.Sub(ss.seen), Gone: ss.gone(now)})
 		}
 		return nil
 	})
@@ -93,7 +93,7 @@ func (d *destination) status(now time.Time, live bool) store.DestinationStatus {
 	for _, l := range d.leases {
 		ls := store.LeaseStatus{ID: l.id, Lanes: l.lanes, Count: l.lanes.Len(), Epoch: l.epoch}
 		if l.owner != nil {
-			ls.Owner, ls.Expires = l.owner.relay, l.expires.Sub(now)
+			ls.Owner, ls.Expires = l.owner.params.Relay, l.expires.Sub(now)
 			ls.Gone = live && !l.owner.killed.IsZero()
 		}
 		out.Leases = append(out.Leases, ls)

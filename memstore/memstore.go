@@ -131,7 +131,7 @@ func (s *Store) Sessions() map[string]store.Session {
 	defer s.mu.Unlock()
 	out := map[string]store.Session{}
 	for _, ss := range s.sessions {
-		out[ss.relay] = ss
+		out[ss.params.Relay] = ss
 	}
 	return out
 }

@@ -19,7 +19,7 @@ func (s *Store) Retire(ctx context.Context, name string, dry bool) (store.Retire
 		}
 		for _, l := range d.leases {
 			if l.owner != nil && now.Before(l.expires) {
-				return fmt.Errorf("memstore: retire %q: %w", name, store.Served(l.owner.relay, l.expires.Sub(now)))
+				return fmt.Errorf("memstore: retire %q: %w", name, store.Served(l.owner.params.Relay, l.expires.Sub(now)))
 			}
 		}
 		out = d.status(now, true).Retiring()

@@ -12,19 +12,18 @@ import (
 
 // session is one relay's membership.
 type session struct {
-	store      *Store
-	relay      string
-	ttl, grace time.Duration
-	seen       time.Time
-	killed     time.Time // when its connection ended; zero: it has not
-	left       bool
+	store  *Store
+	params store.JoinParams
+	seen   time.Time
+	killed time.Time // when its connection ended; zero: it has not
+	left   bool
 }
 
 var errConnection = errors.New("memstore: connection is lost")
 
 // Join implements store.Store.
 func (s *Store) Join(ctx context.Context, p store.JoinParams) (store.Session, error) {
-	ss := &session{store: s, relay: p.Relay, ttl: p.TTL, grace: p.Grace}
+	ss := &session{store: s, params: p}
 	err := s.do(ctx, OpJoin, func(now time.Time) error {
 		switch {
 		case p.TTL <= 0 || p.Grace <= 0:
@@ -55,12 +54,12 @@ func (s *Store) Join(ctx context.Context, p store.JoinParams) (store.Session, er
 
 // alive reports whether the session has shown itself of late.
 func (ss *session) alive(now time.Time) bool {
-	return !ss.left && ss.killed.IsZero() && now.Before(ss.seen.Add(ss.ttl))
+	return !ss.left && ss.killed.IsZero() && now.Before(ss.seen.Add(ss.params.TTL))
 }
 
 // gone reports whether others can tell that the session has ended.
 func (ss *session) gone(now time.Time) bool {
-	return !now.Before(ss.seen.Add(ss.ttl)) || !ss.killed.IsZero() && !ss.store.cfg.NoLiveTakeOver
+	return !now.Before(ss.seen.Add(ss.params.TTL)) || !ss.killed.IsZero() && !ss.store.cfg.NoLiveTakeOver
 }
 
 // gone reports whether the lease is free to be taken.
@@ -72,7 +71,7 @@ func (l *lease) gone(now time.Time) bool {
 	case o.killed.IsZero() || o.store.cfg.NoLiveTakeOver:
 		return false
 	default:
-		return !now.Before(o.killed.Add(o.grace))
+		return !now.Before(o.killed.Add(o.params.Grace))
 	}
 }
 
@@ -115,7 +114,7 @@ func (ss *session) Acquire(ctx context.Context, p store.AcquireParams) ([]store.
 			if l.lanes.Len() > left {
 				l = l.split(ss.store, l.lanes.First(left))
 			}
-			l.owner, l.expires = ss, now.Add(ss.ttl)
+			l.owner, l.expires = ss, now.Add(ss.params.TTL)
 			l.epoch++
 			left -= l.lanes.Len()
 			out = append(out, l.public())
@@ -171,7 +170,7 @@ func (l *lease) giveUp(death bool) {
 
 // Renew implements store.Session.
 func (ss *session) Renew(ctx context.Context, leases []store.Lease) (store.Renewal, error) {
-	var out store.Renewal
+	out := ss.params.Alone()
 	err := ss.store.do(ctx, OpRenew, func(now time.Time) error {
 		if ss.left || !ss.killed.IsZero() {
 			return errConnection
@@ -179,14 +178,14 @@ func (ss *session) Renew(ctx context.Context, leases []store.Lease) (store.Renew
 		ss.seen = now
 		for _, p := range leases {
 			if l, err := ss.held(p); err == nil {
-				l.expires = now.Add(ss.ttl)
+				l.expires = now.Add(ss.params.TTL)
 			} else {
 				out.Lost = append(out.Lost, p.ID)
 			}
 		}
 		for _, other := range ss.store.sessions {
-			if other.alive(now) {
-				out.Relays++
+			if other != ss && other.alive(now) {
+				out.Count(other.params.Names())
 			}
 		}
 		return nil

@@ -205,9 +205,9 @@ func (ses *session) connect(ctx context.Context) error {
 		_, err = conn.Exec(ctx, `
 			with old as (delete from outbox_relays where lock = $2),
 			     moved as (update outbox_leases set owner_lock = $1 where owner_lock = $2)
-			insert into outbox_relays (lock, relay, grace, expires_at)
-			values ($1, $3, $5 * interval '1 microsecond', clock_timestamp() + $4 * interval '1 microsecond')`,
-			lock, ses.lock, ses.params.Relay, ses.params.TTL.Microseconds(), ses.params.Grace.Microseconds())
+			insert into outbox_relays (lock, relay, destinations, grace, expires_at)
+			values ($1, $3, $6, $5 * interval '1 microsecond', clock_timestamp() + $4 * interval '1 microsecond')`,
+			lock, ses.lock, ses.params.Relay, ses.params.TTL.Microseconds(), ses.params.Grace.Microseconds(), ses.params.Names())
 	}
 	if err != nil {
 		_ = conn.Close(context.WithoutCancel(ctx))
@@ -224,11 +224,10 @@ func (ses *session) Renew(ctx context.Context, leases []store.Lease) (store.Rene
 	if err := ses.ensure(ctx); err != nil {
 		return store.Renewal{}, err
 	}
-	held, relays, err := ses.renew(ctx, leases)
+	held, r, err := ses.renew(ctx, leases)
 	if err != nil {
 		return store.Renewal{}, fmt.Errorf("pgstore: renew: %w", err)
 	}
-	r := store.Renewal{Relays: relays}
 	for _, l := range leases {
 		if held[l.ID] != l.Epoch {
 			r.Lost = append(r.Lost, l.ID)
@@ -241,7 +240,7 @@ func (ses *session) Renew(ctx context.Context, leases []store.Lease) (store.Rene
 // renew looks which of the leases are still held, prolongs them, and looks who
 // else is alive: a relay is if its lock is taken. The probe is a shared lock, so
 // that two probes do not take each other for the owner.
-func (ses *session) renew(ctx context.Context, leases []store.Lease) (map[int64]int64, int, error) {
+func (ses *session) renew(ctx context.Context, leases []store.Lease) (map[int64]int64, store.Renewal, error) {
 	ttl := ses.params.TTL.Microseconds()
 	held := map[int64]int64{} // epochs
 	var ids, gens, slow []int64
@@ -270,15 +269,16 @@ func (ses *session) renew(ctx context.Context, leases []store.Lease) (map[int64]
 	b.Queue(`
 		update outbox_relays set seen_at = clock_timestamp(), expires_at = clock_timestamp() + $2 * interval '1 microsecond'
 		where lock = $1 and expires_at < clock_timestamp() + $2 * interval '0.67 microseconds'`, ses.lock, ttl)
-	relays := 1
+	r := ses.params.Alone()
 	seen := map[int64]departed{}
 	b.Queue(`select lock, pg_try_advisory_xact_lock_shared(lock), expires_at < clock_timestamp(),
-			(extract(epoch from grace) * 1000000)::bigint
+			(extract(epoch from grace) * 1000000)::bigint, destinations
 		from outbox_relays where lock <> $1`, ses.lock).
 		Query(func(rows pgx.Rows) error {
 			var lock, grace int64
 			var free, expired bool
-			_, err := pgx.ForEachRow(rows, []any{&lock, &free, &expired, &grace}, func() error {
+			var destinations []string
+			_, err := pgx.ForEachRow(rows, []any{&lock, &free, &expired, &grace, &destinations}, func() error {
 				switch {
 				case free:
 					d, ok := ses.gone[lock]
@@ -287,14 +287,14 @@ func (ses *session) renew(ctx context.Context, leases []store.Lease) (map[int64]
 					}
 					seen[lock] = d
 				case !expired:
-					relays++
+					r.Count(destinations)
 				}
 				return nil
 			})
 			return err
 		})
 	if err := ses.conn.SendBatch(ctx, &b).Close(); err != nil {
-		return nil, 0, err
+		return nil, store.Renewal{}, err
 	}
 	ses.gone = seen
 	for _, id := range ids {
@@ -303,9 +303,9 @@ func (ses *session) renew(ctx context.Context, leases []store.Lease) (map[int64]
 		}
 	}
 	if len(slow) == 0 {
-		return held, relays, nil
+		return held, r, nil
 	}
-	return held, relays, ses.prolong(ctx, slow, held)
+	return held, r, ses.prolong(ctx, slow, held)
 }
 
 // heldSQL finds the session's leases by the writes that it knows of: it is asked

@@ -55,7 +55,7 @@ func (s *source) Acquire(_ context.Context, p store.AcquireParams) ([]store.Leas
 	return []store.Lease{{ID: 1, Destination: p.Destination, Lanes: store.AllLanes, Epoch: 1}}, nil
 }
 func (s *source) Renew(context.Context, []store.Lease) (store.Renewal, error) {
-	return store.Renewal{Relays: 1}, nil
+	return store.Renewal{Relays: 1, Serving: map[string]int{"out": 1}}, nil
 }
 func (s *source) Release(context.Context, store.Lease, store.LaneSet) (store.Lease, error) {
 	return store.Lease{}, nil

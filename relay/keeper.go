@@ -70,8 +70,12 @@ func (m *membership) renewOnce(ctx context.Context) {
 	}
 	starved := !k.fresh()
 	m.lastRenewal = from
-	k.renewed.Store(int64(from))
+	// Before renewed, which is what lets balance begin.
 	k.relays.Store(int64(a.Relays))
+	for _, d := range m.relay.dests {
+		d.serving.Store(int64(a.Serving[d.Name]))
+	}
+	k.renewed.Store(int64(from))
 	m.lost(leases, a.Lost)
 	if starved {
 		m.relay.workers.each((*worker).poke)

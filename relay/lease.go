@@ -175,7 +175,8 @@ func (m *membership) of(d *destination) []*member {
 	return out
 }
 
-// balance brings what is held of a destination to this relay's fair share.
+// balance brings what is held of a destination to this relay's fair share among
+// those that serve it.
 func (m *membership) balance(ctx context.Context, h *holding) {
 	if h.op != nil {
 		m.proceed(ctx, h)
@@ -186,7 +187,7 @@ func (m *membership) balance(ctx context.Context, h *holding) {
 	for _, x := range held {
 		lanes += x.lease.Lanes.Len()
 	}
-	relays := max(1, int(m.relay.keeper.relays.Load()))
+	relays := max(1, int(h.d.serving.Load()))
 	share := (outrider.Lanes + relays - 1) / relays
 	switch {
 	case lanes < share:

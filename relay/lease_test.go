@@ -296,3 +296,50 @@ func TestFairShare(t *testing.T) {
 		a.end()
 	})
 }
+
+// A destination's lanes are shared out among the relays that serve it, and no
+// others: one that does not would leave its share to nobody. So it is while a
+// deployment that adds a destination goes from relay to relay, and back.
+func TestShareIsOfThoseThatServe(t *testing.T) {
+	inWorld(t, memsink.Config{}, func(w *world) {
+		added := memsink.New(memsink.Config{})
+		both := func(c *Config) {
+			c.Destinations = append(c.Destinations, Destination{Name: "added", Sink: added, FromEarliest: true})
+		}
+		lanes := func(want string, rs ...*running) {
+			t.Helper()
+			time.Sleep(5 * time.Second)
+			var got []string
+			for _, r := range rs {
+				for _, d := range r.Health().Destinations {
+					got = append(got, fmt.Sprint(d.Name, " ", d.Lanes))
+				}
+				if n := r.Health().Relays; n != len(rs) {
+					t.Errorf("a relay sees %d that are alive, want %d", n, len(rs))
+				}
+			}
+			if fmt.Sprint(got) != want {
+				t.Errorf("%v, want %v", got, want)
+			}
+		}
+		old := w.start()
+		first := w.start(both)
+		lanes("[out 32 out 32 added 64]", old, first)
+		ids := w.add(many(200, 100)...)
+		w.wait(200, time.Second)
+		time.Sleep(time.Second)
+		if n := added.Len(); n != 200 {
+			t.Errorf("%d of 200 came to the destination that only one relay serves", n)
+		}
+		w.mustBe(store.Published, ids...)
+		second := w.start(both)
+		old.end()
+		lanes("[out 32 added 32 out 32 added 32]", first, second)
+		back := w.start()
+		second.end()
+		lanes("[out 32 added 64 out 32]", first, back)
+		first.end()
+		lanes("[out 64]", back)
+		back.end()
+	})
+}

@@ -136,6 +136,7 @@ type destination struct {
 	ordered  bool // sink.Capabilities.Order
 	inFlight bool // sink.Capabilities.OrderInFlight
 
+	serving     atomic.Int64 // relays that do, this one included
 	held        atomic.Int64 // events in hand
 	calling     atomic.Int64 // calls of the sink
 	hung        atomic.Int64 // those that have not returned although their time was over

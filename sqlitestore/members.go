@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"database/sql"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -87,6 +88,7 @@ func randomLock() int64 {
 type member struct {
 	*members
 	params store.JoinParams
+	names  string // of its destinations, as JSON
 
 	mu   sync.Mutex
 	lock int64
@@ -98,16 +100,19 @@ type member struct {
 
 // join enters a relay.
 func (m *members) join(ctx context.Context, p store.JoinParams) (*member, error) {
-	b := &member{members: m, params: p, lock: randomLock(), gone: map[int64]time.Duration{}}
+	names, err := json.Marshal(p.Names())
+	if err != nil {
+		return nil, fmt.Errorf("sqlitestore: join: %w", err)
+	}
+	b := &member{members: m, params: p, names: string(names), lock: randomLock(), gone: map[int64]time.Duration{}}
 	if m.locks {
-		var err error
 		if b.file, err = m.take(b.lock); err != nil {
 			return nil, outrider.WithHint(err, "the relay makes small files beside the database: check that it may")
 		}
 	}
-	err := m.db.write(ctx, m.db.renewer, func(t *tx) error {
-		_, err := t.exec(`insert into `+m.relays+` (lock, relay, seen_at, expires_at, grace) values (?, ?, ?, ?, ?)`,
-			b.lock, p.Relay, t.now, t.now+p.TTL.Microseconds(), p.Grace.Microseconds())
+	err = m.db.write(ctx, m.db.renewer, func(t *tx) error {
+		_, err := t.exec(`insert into `+m.relays+` (lock, relay, destinations, seen_at, expires_at, grace) values (?, ?, ?, ?, ?, ?)`,
+			b.lock, p.Relay, b.names, t.now, t.now+p.TTL.Microseconds(), p.Grace.Microseconds())
 		return err
 	})
 	if err != nil {
@@ -119,24 +124,30 @@ func (m *members) join(ctx context.Context, p store.JoinParams) (*member, error)
 	return b, nil
 }
 
-// alive is the number of relays that are, this one included.
-func (b *member) alive(ctx context.Context) (int, error) {
+// alive tells how many relays are, and what they serve.
+func (b *member) alive(ctx context.Context) (store.Renewal, error) {
 	now, err := b.db.time(ctx, b.db.aside)
 	if err != nil {
-		return 0, err
+		return store.Renewal{}, err
 	}
-	n := 1
+	out := b.params.Alone()
 	err = b.db.aside.query(ctx, func(r *sql.Rows) (bool, error) {
 		var lock, expires int64
-		if err := r.Scan(&lock, &expires); err != nil {
+		var text string
+		if err := r.Scan(&lock, &expires, &text); err != nil {
 			return false, err
 		}
-		if expires > now && !(b.locks && b.free(lock)) {
-			n++
+		if expires <= now || b.locks && b.free(lock) {
+			return true, nil
 		}
+		var destinations []string
+		if err := json.Unmarshal([]byte(text), &destinations); err != nil {
+			return false, fmt.Errorf("%s.destinations of lock %d: %w", b.relays, lock, err)
+		}
+		out.Count(destinations)
 		return true, nil
-	}, `select lock, expires_at from `+b.relays+` where lock <> ?`, b.lock)
-	return n, err
+	}, `select lock, expires_at, destinations from `+b.relays+` where lock <> ?`, b.lock)
+	return out, err
 }
 
 // look notes which relays have gone, and since when. Called with mu held.
@@ -198,11 +209,10 @@ func (b *member) bury(t *tx, dead map[int64]bool) error {
 
 // renew prolongs leases; lost is called with those that are not held any more.
 func (b *member) renew(ctx context.Context, leases []store.Lease, lost func(store.Lease)) (store.Renewal, error) {
-	held, relays, err := b.tryRenew(ctx, leases)
+	held, r, err := b.tryRenew(ctx, leases)
 	if err != nil {
 		return store.Renewal{}, fmt.Errorf("sqlitestore: renew: %w", explain(err))
 	}
-	r := store.Renewal{Relays: relays}
 	for _, l := range leases {
 		if held[l.ID] != l.Epoch {
 			r.Lost = append(r.Lost, l.ID)
@@ -212,25 +222,25 @@ func (b *member) renew(ctx context.Context, leases []store.Lease, lost func(stor
 	return r, nil
 }
 
-// tryRenew tells which of the leases are held, with their epochs.
-func (b *member) tryRenew(ctx context.Context, leases []store.Lease) (held map[int64]int64, relays int, err error) {
+// tryRenew tells which of the leases are held, with their epochs, and who is alive.
+func (b *member) tryRenew(ctx context.Context, leases []store.Lease) (held map[int64]int64, out store.Renewal, err error) {
 	b.mu.Lock()
 	left := b.left
 	b.mu.Unlock()
 	if left {
-		return nil, 0, errors.New("sqlitestore: the session has left")
+		return nil, out, errors.New("sqlitestore: the session has left")
 	}
 	due, err := b.renewalDue(ctx, leases)
 	if err != nil {
-		return nil, 0, err
+		return nil, out, err
 	}
 	if due {
 		if err := b.prolong(ctx, leases); err != nil {
-			return nil, 0, err
+			return nil, out, err
 		}
 	}
-	if relays, err = b.alive(ctx); err != nil {
-		return nil, 0, err
+	if out, err = b.alive(ctx); err != nil {
+		return nil, out, err
 	}
 	held = map[int64]int64{}
 	for _, l := range leases {
@@ -240,10 +250,10 @@ func (b *member) tryRenew(ctx context.Context, leases []store.Lease) (held map[i
 		case err == nil:
 			held[l.ID] = epoch
 		case !errors.Is(err, sql.ErrNoRows):
-			return nil, 0, err
+			return nil, out, err
 		}
 	}
-	return held, relays, nil
+	return held, out, nil
 }
 
 // renewalDue reports whether anything is past a third of its time, so that most
@@ -269,9 +279,9 @@ func (b *member) prolong(ctx context.Context, leases []store.Lease) error {
 	return b.db.write(ctx, b.db.renewer, func(t *tx) error {
 		until := t.now + b.params.TTL.Microseconds()
 		_, err := t.exec(`
-			insert into `+b.relays+` (lock, relay, seen_at, expires_at, grace) values (?, ?, ?, ?, ?)
+			insert into `+b.relays+` (lock, relay, destinations, seen_at, expires_at, grace) values (?, ?, ?, ?, ?, ?)
 			on conflict (lock) do update set seen_at = excluded.seen_at, expires_at = excluded.expires_at`,
-			b.lock, b.params.Relay, t.now, until, b.params.Grace.Microseconds())
+			b.lock, b.params.Relay, b.names, t.now, until, b.params.Grace.Microseconds())
 		if err != nil {
 			return err
 		}

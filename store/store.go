@@ -14,6 +14,7 @@ import (
 	"context"
 	"errors"
 	"math/bits"
+	"slices"
 	"time"
 
 	"github.com/outrider-dev/outrider"
@@ -59,7 +60,8 @@ type JoinParams struct {
 	// on it: two relays of one name are two.
 	Relay string
 
-	// Destinations to be served.
+	// Destinations to be served. Relays of one store may differ in them, as
+	// they do while a deployment adds or removes one.
 	Destinations []Destination
 
 	// TTL is how long a lease lives without renewal. Needed.
@@ -94,7 +96,7 @@ type Session interface {
 	Acquire(ctx context.Context, p AcquireParams) ([]Lease, error)
 
 	// Renew prolongs the given leases by the TTL and tells how many relays
-	// are alive. It uses a connection of its own, never one of those that
+	// are alive, and what they serve. It uses a connection of its own, never one of those that
 	// carry Claim and Commit. Cheap: meant for several calls per second.
 	Renew(ctx context.Context, leases []Lease) (Renewal, error)
 
@@ -156,6 +158,38 @@ type Renewal struct {
 	Lost []int64
 	// Relays is how many relays are alive, this one included.
 	Relays int
+	// Serving is how many of them have joined for each destination of this
+	// session's own, this one included. A destination's lanes are shared out
+	// among those, and among nobody else.
+	Serving map[string]int
+}
+
+// Alone is the Renewal of a relay that is the only one. Drivers begin with it.
+func (p JoinParams) Alone() Renewal {
+	r := Renewal{Relays: 1, Serving: map[string]int{}}
+	for _, d := range p.Destinations {
+		r.Serving[d.Name] = 1
+	}
+	return r
+}
+
+// Count adds another living relay, and the destinations that it has joined for.
+func (r *Renewal) Count(destinations []string) {
+	r.Relays++
+	for name := range r.Serving {
+		if slices.Contains(destinations, name) {
+			r.Serving[name]++
+		}
+	}
+}
+
+// Names are those of Destinations; not nil.
+func (p JoinParams) Names() []string {
+	names := make([]string, 0, len(p.Destinations))
+	for _, d := range p.Destinations {
+		names = append(names, d.Name)
+	}
+	return names
 }
 
 // Kind of a claim.

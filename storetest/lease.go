@@ -2,6 +2,7 @@ package storetest
 
 import (
 	"errors"
+	"maps"
 	"slices"
 
 	"github.com/outrider-dev/outrider"
@@ -17,6 +18,7 @@ var leaseTests = []test{
 	{"Expiry", testExpiry},
 	{"Renewed", testRenewed},
 	{"Relays", testRelays},
+	{"Serving", testServing},
 	{"ConnectionEnds", testConnectionEnds},
 	{"SettleAfterTakeOver", testSettleAfterTakeOver},
 	{"StartAfterTakeOver", testStartAfterTakeOver},
@@ -254,6 +256,56 @@ func testRelays(b *bench) {
 	}
 	three.die()
 	b.until("the others are gone", func() bool { return relays() == 1 })
+}
+
+// Renew tells how many relays serve each of the session's destinations: those
+// that do not are counted as alive, and take no part in sharing it out.
+func testServing(b *bench) {
+	others := terms{dests: []store.Destination{}}
+	if b.caps.FanOut {
+		others.dests = []store.Destination{{Name: "third"}, {Name: "second"}}
+	}
+	one := b.owner()
+	expect := func(what string, m *member, relays int, want map[string]int) {
+		b.t.Helper()
+		var r store.Renewal
+		b.until(what, func() bool {
+			var err error
+			if r, err = m.s.Renew(b.ctx, nil); err != nil {
+				b.t.Fatal(err)
+			}
+			return r.Relays <= relays // deaths take their time to be seen
+		})
+		if r.Relays != relays || !maps.Equal(r.Serving, want) {
+			b.t.Errorf("%s: %d relays, %v, want %d, %v", what, r.Relays, r.Serving, relays, want)
+		}
+	}
+	expect("it is alone", one, 1, map[string]int{mainDest: 1})
+	two := b.joinAs(others)
+	expect("one beside it serves others", one, 2, map[string]int{mainDest: 1})
+	if !b.caps.FanOut {
+		expect("one without destinations", two, 2, map[string]int{})
+		three := b.join()
+		expect("another serves the same", one, 3, map[string]int{mainDest: 2})
+		expect("it and another serve the same", three, 3, map[string]int{mainDest: 2})
+		return
+	}
+	expect("it serves others", two, 2, map[string]int{"second": 1, "third": 1})
+	three := b.joinAs(terms{dests: both(true)})
+	expect("a third serves one of each", three, 3, map[string]int{mainDest: 2, "second": 2})
+	expect("one that shares main", one, 3, map[string]int{mainDest: 2})
+	expect("one that shares second", two, 3, map[string]int{"second": 2, "third": 1})
+	if b.caps.LiveTakeOver {
+		three.die()
+	} else if err := three.s.Leave(b.ctx); err != nil {
+		b.t.Fatal(err)
+	}
+	expect("the third has gone", one, 2, map[string]int{mainDest: 1})
+	expect("the third has gone", two, 2, map[string]int{"second": 1, "third": 1})
+	if err := one.s.Leave(b.ctx); err != nil {
+		b.t.Fatal(err)
+	}
+	expect("the first has left", two, 1, map[string]int{"second": 1, "third": 1})
 }
 
 // A lease outlives its owner's connection by the grace, or until it expires.

@@ -86,6 +86,8 @@ create index outbox_leases_destination_idx on outbox_leases (destination);
 create table outbox_relays (
     lock       bigint primary key,    -- advisory lock held by its connection
     relay      text        not null,
+    -- That it serves: a destination's lanes are shared out among those that do.
+    destinations text[]    not null,
     grace      interval    not null,  -- how long after its connection ended it may still send
     seen_at    timestamptz not null default clock_timestamp(),
     expires_at timestamptz not null

@@ -70,6 +70,8 @@ create index outbox_leases_destination_idx on outbox_leases (destination);
 create table outbox_relays (
     lock       integer not null primary key, -- names the file that it keeps locked
     relay      text    not null,
+    -- That it serves, a JSON array: a destination's lanes are shared out among those that do.
+    destinations text  not null,
     seen_at    integer not null,
     expires_at integer not null,
     grace      integer not null          -- how long it may go on after its lock is free

@@ -69,6 +69,8 @@ create table outbox_row_leases (
 create table outbox_row_relays (
     lock       integer not null primary key, -- names the file that it keeps locked
     relay      text    not null,
+    -- That it serves, a JSON array: a destination's lanes are shared out among those that do.
+    destinations text  not null,
     seen_at    integer not null,
     expires_at integer not null,
     grace      integer not null          -- how long it may go on after its lock is free

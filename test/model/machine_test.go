@@ -398,6 +398,11 @@ func (m *machine) renewOf(r *relay) {
 	if n := len(m.alive()); a.Relays < 1 || a.Relays > n {
 		m.fatalf("%s: %d relays are alive, want %d at most", r.name, a.Relays, n)
 	}
+	for _, d := range m.dests { // all relays serve all
+		if a.Serving[d] != a.Relays {
+			m.fatalf("%s: of %d relays %d serve %s", r.name, a.Relays, a.Serving[d], d)
+		}
+	}
 }
 
 // kill ends a relay's connection. Its process goes on until it finds out.
