@@ -119,7 +119,7 @@ func split(ctx context.Context, tx pgx.Tx, id int64, lanes store.LaneSet) (int64
 
 // take makes a free lease the session's own and reads where it stands.
 func (ses *session) take(ctx context.Context, tx pgx.Tx, f freeLease, own int64) (*lease, error) {
-	l := &lease{ses: ses, held: map[string]*heldKey{}, inHand: map[int64]bool{}, counts: map[string]int{}, pass: map[int64]bool{}, reader: newReader()}
+	l := &lease{ses: ses, held: map[string]*heldKey{}, waiting: laned{}, inHand: laned{}, pass: laned{}, counts: map[string]int{}, reader: newReader()}
 	var base string
 	var target *string
 	var doc []byte
@@ -211,7 +211,7 @@ func recoverExceptions(ctx context.Context, tx pgx.Tx, destination string, lanes
 	return err
 }
 
-// load reads the lease's held keys and counts its exceptions.
+// load reads the lease's held keys, and which exceptions wait.
 func (l *lease) load(ctx context.Context, tx pgx.Tx) error {
 	rows, err := tx.Query(ctx, `
 		select event_key, lane, coalesce(head, 0), base::text, target::text, at, coalesce(low, 0),
@@ -248,29 +248,34 @@ func (l *lease) load(ctx context.Context, tx pgx.Tx) error {
 	if err := l.loadPassed(ctx, tx); err != nil {
 		return err
 	}
-	return tx.QueryRow(ctx, `
-		select count(*) from outbox_exceptions
-		where destination = $1 and (($2::bigint >> lane::int) & 1) = 1 and state in ('WAITING', 'PUBLISHING')`,
-		l.Destination, mask(l.Lanes)).Scan(&l.exceptions)
+	res, err := tx.Query(ctx, waitingSQL, mask(l.Lanes), l.Destination, nil)
+	if err != nil {
+		return err
+	}
+	l.waiting, err = collectLaned(res)
+	return err
 }
 
 // loadPassed reads which events a rebase has put in front of the lease though
 // they are none of its business any more.
 func (l *lease) loadPassed(ctx context.Context, tx pgx.Tx) error {
 	rows, err := tx.Query(ctx, `
-		select id from outbox_exceptions
+		select id, lane from outbox_exceptions
 		where destination = $1 and pass and (($2::bigint >> lane::int) & 1) = 1`, l.Destination, mask(l.Lanes))
 	if err != nil {
 		return err
 	}
-	ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
-	if err != nil {
-		return err
-	}
-	for _, id := range ids {
-		l.pass[id] = true
-	}
-	return nil
+	l.pass, err = collectLaned(rows)
+	return err
+}
+
+// collectLaned reads ids with their lanes.
+func collectLaned(rows pgx.Rows) (laned, error) {
+	ids := laned{}
+	var id int64
+	var lane int
+	_, err := pgx.ForEachRow(rows, []any{&id, &lane}, func() error { ids[id] = lane; return nil })
+	return ids, err
 }
 
 // Release implements store.Session.

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outrider-dev/outrider"
 	"github.com/outrider-dev/outrider/pgstore"
 	"github.com/outrider-dev/outrider/store"
 )
@@ -198,4 +199,169 @@ func TestManyHeldKeys(t *testing.T) {
 		x.add(keys...)
 		x.want("the window", keys...)
 	})
+}
+
+// elsewhere is a key that is in none of these keys' lanes.
+func elsewhere(keys ...string) string {
+	for i := 0; ; i++ {
+		k := fmt.Sprint("other-", i)
+		if !slices.ContainsFunc(keys, func(o string) bool { return outrider.Lane(o) == outrider.Lane(k) }) {
+			return k
+		}
+	}
+}
+
+// give gives away the lanes of keys.
+func (x *sole) give(keys ...string) {
+	x.t.Helper()
+	keep := x.lease.Lanes
+	for _, k := range keys {
+		keep &^= 1 << outrider.Lane(k)
+	}
+	var err error
+	if x.lease, err = x.ses.Release(x.ctx, x.lease, keep); err != nil {
+		x.t.Fatal(err)
+	}
+}
+
+// beside is another lease, of the lanes that were given away.
+func (x *sole) beside() *sole {
+	x.t.Helper()
+	leases, err := x.ses.Acquire(x.ctx, store.AcquireParams{Destination: "d", Lanes: 64})
+	if err != nil || len(leases) != 1 {
+		x.t.Fatal(leases, err)
+	}
+	other := *x
+	other.lease = leases[0]
+	return &other
+}
+
+// TestWaitingAreCounted ends exceptions in ways that the lease's owner does not
+// see as it happens: they must not count for ever, nor twice.
+func TestWaitingAreCounted(t *testing.T) {
+	later := store.Outcome{State: store.Waiting, Attempts: 1, Class: "refused", Due: time.Hour}
+	keys := []string{"a", "b", "c"}
+	three := store.ClaimParams{MaxExceptions: 3, MaxRecords: 10}
+	t.Run("Skipped", func(t *testing.T) {
+		x := newSole(t, three)
+		x.add(keys...)
+		x.round(later)
+		for _, row := range []string{"1", "2", "3"} {
+			if n, err := x.store.Skip(x.ctx, store.Target{ID: row}); n != 1 || err != nil {
+				t.Fatal(n, err)
+			}
+		}
+		x.add("new")
+		x.want("behind the skipped ones", "new")
+	})
+	t.Run("Gone", func(t *testing.T) {
+		x := newSole(t, three)
+		x.add(keys...)
+		x.round(later)
+		x.exec(`delete from outbox_events`)
+		x.exec(`update outbox_exceptions set due_at = clock_timestamp()`)
+		x.claim(store.Fresh) // counts, and would not again for a while
+		x.claim(store.Due)
+		x.add("new")
+		x.want("when their rows are gone", "new")
+	})
+	t.Run("GivenAway", func(t *testing.T) {
+		x := newSole(t, three)
+		x.add(keys...)
+		x.round(later)
+		x.claim(store.Fresh)
+		x.give(keys...)
+		next := elsewhere(keys...)
+		x.add(next)
+		x.want("when others have them", next)
+	})
+	t.Run("Retried", func(t *testing.T) {
+		x := newSole(t, store.ClaimParams{MaxRecords: 20})
+		failed := numbered("f", 10)
+		x.add(failed...)
+		x.round(store.Outcome{State: store.Failed, Attempts: 1, Class: "refused"})
+		x.operate(x.store.Retry, failed...)
+		x.want("the retried ones", failed...)
+		x.p.MaxExceptions, x.p.MaxRecords = 5, 2
+		x.add(numbered("w", 40)...)
+		for range 20 {
+			x.round(later)
+		}
+		var n int
+		if err := x.db.QueryRow(`select count(*) from outbox_exceptions where state = 'WAITING'`).Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		if n < 5 || n > 6 {
+			t.Errorf("%d wait, of 5 and a page of 2 at most", n)
+		}
+	})
+}
+
+// TestGivenAway gives lanes away while something of theirs is noted: what is in
+// hand kept the lease from ever being joined with another, and a key that had
+// gone back was deleted under its new owner, which had it held by then.
+func TestGivenAway(t *testing.T) {
+	later := store.Outcome{State: store.Waiting, Attempts: 1, Class: "refused"}
+	published := store.Outcome{State: store.Published}
+	t.Run("InHand", func(t *testing.T) {
+		x := newSole(t, store.ClaimParams{MaxRecords: 10})
+		x.add("a")
+		x.settle(x.start(store.Fresh, 1), later)
+		x.start(store.Due, 1)
+		x.give("a")
+		y := x.beside()
+		y.want("at its new owner", "a")
+		for range 50 {
+			joined, ok, err := x.ses.(store.Merger).Merge(x.ctx, x.lease, y.lease)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if ok {
+				x.lease = joined
+				x.add("a")
+				x.want("when the leases are one again", "a")
+				return
+			}
+			x.round(published)
+			y.round(published)
+		}
+		t.Error("the leases are never joined")
+	})
+	t.Run("BackFromHold", func(t *testing.T) {
+		x := newSole(t, store.ClaimParams{MaxRecords: 10})
+		x.add("a")
+		x.settle(x.start(store.Fresh, 1), later)
+		x.settle(x.start(store.Due, 1), published)
+		x.start(store.Due, 0)
+		x.start(store.Fresh, 0) // the key goes back, its row goes with the next commit
+		x.give("a")
+		y := x.beside()
+		y.add("a")
+		for range 3 {
+			y.round(later)
+		}
+		next := elsewhere("a")
+		x.add(next)
+		x.want("at its former owner", next)
+		var n int
+		if err := x.db.QueryRow(`select count(*) from outbox_held_keys where event_key = 'a'`).Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		if n != 1 {
+			t.Error("the key's row is gone, and its head waits")
+		}
+	})
+}
+
+// start claims n records and starts them.
+func (x *sole) start(kind store.Kind, n int) *store.Claim {
+	x.t.Helper()
+	c := x.claim(kind)
+	if len(c.Records) != n {
+		x.t.Fatalf("%d records came, want %d", len(c.Records), n)
+	}
+	if n > 0 {
+		x.commit(store.CommitParams{Start: []*store.Claim{c}})
+	}
+	return c
 }

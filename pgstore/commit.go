@@ -419,29 +419,17 @@ func (p *plan) apply() {
 		d.settled = true
 	}
 	for id, e := range p.put {
-		was := l.inHand[id]
+		delete(l.waiting, id)
+		delete(l.inHand, id)
 		switch e.state {
 		case "PUBLISHING":
-			if !was {
-				l.exceptions++
-			}
-			l.inHand[id] = true
+			l.waiting[id], l.inHand[id] = e.rec.Lane, e.rec.Lane
 		case "WAITING":
-			if !was {
-				l.exceptions++
-			}
-			delete(l.inHand, id)
-		default:
-			if was {
-				l.exceptions--
-			}
-			delete(l.inHand, id)
+			l.waiting[id] = e.rec.Lane
 		}
 	}
 	for _, id := range p.drop {
-		if l.inHand[id] {
-			l.exceptions--
-		}
+		delete(l.waiting, id)
 		delete(l.inHand, id)
 	}
 	for _, id := range p.passed {

@@ -48,7 +48,6 @@ func (d *due) ids() []int64 {
 // single is a due exception as it was read.
 type single struct {
 	row
-	state    string
 	together int
 	missing  bool // its event's row is gone
 }
@@ -185,7 +184,6 @@ func (l *lease) readSingles(ctx context.Context, p store.ClaimParams) (found []s
 		s.missing = s.id == 0
 		s.id = n(4)
 		s.rec.Sequence.Pos = s.id
-		s.state = string(v[5])
 		if s.together > 0 {
 			limit = min(limit, s.together)
 		}
@@ -393,7 +391,7 @@ func (l *lease) drain(k *heldKey, rows []row, all bool) *drain {
 	dr := &drain{key: k.key, all: all, to: rows[len(rows)-1].id}
 	for j := range rows {
 		r := &rows[j]
-		if l.pass[r.id] {
+		if l.pass.has(r.id) {
 			dr.passed = append(dr.passed, r.id)
 			continue
 		}
@@ -445,16 +443,12 @@ func (d *due) pick(singles []single) {
 func (d *due) begin(ctx context.Context, singles []single) error {
 	l, c := d.l, d.claim
 	ids, gone := []int64{}, []int64{}
-	scheduled := 0
 	for _, s := range singles {
 		if s.missing {
 			gone = append(gone, s.id)
 			continue
 		}
 		ids = append(ids, s.id)
-		if s.state == "SCHEDULED" {
-			scheduled++
-		}
 	}
 	var marked []int64
 	d.page = l.nextPage()
@@ -496,12 +490,17 @@ func (d *due) begin(ctx context.Context, singles []single) error {
 	what := &written{apply: func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		l.exceptions += scheduled
+		for _, id := range gone {
+			delete(l.waiting, id)
+		}
+		for i, id := range ids {
+			l.waiting[id] = c.Records[i].Lane
+		}
 		if lost {
 			return // nobody has the claim: what it holds is found again, as after Forget
 		}
-		for _, id := range ids {
-			l.inHand[id] = true
+		for i, id := range ids {
+			l.inHand[id] = c.Records[i].Lane
 		}
 		for _, dr := range d.drains {
 			l.held[dr.key].inHand = max(1, len(dr.ids))
@@ -536,7 +535,7 @@ func (d *due) drop(ids, marked []int64) {
 			continue
 		}
 		delete(l.inHand, id)
-		l.exceptions--
+		delete(l.waiting, id)
 		if k := l.held[c.Records[i].Key]; k != nil && k.head == id {
 			k.head, k.at = 0, id // skipped
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -64,17 +65,17 @@ func (l *lease) flush(ctx context.Context) error {
 // records covers a page all of which is held back or scheduled.
 func (l *lease) claimFresh(ctx context.Context, p store.ClaimParams) (*store.Claim, error) {
 	l.mu.Lock()
-	if len(l.open) > 0 && len(l.open[0].records.Records) == 0 {
-		l.mu.Unlock()
+	empty := len(l.open) > 0 && len(l.open[0].records.Records) == 0
+	l.mu.Unlock()
+	if empty {
 		if err := l.flush(ctx); err != nil {
 			return nil, err
 		}
-		l.mu.Lock()
 	}
-	if p.MaxExceptions > 0 && l.exceptions >= p.MaxExceptions {
-		l.mu.Unlock()
-		return nil, nil
+	if full, err := l.full(ctx, p.MaxExceptions); full || err != nil {
+		return nil, err
 	}
+	l.mu.Lock()
 	if len(l.redo) > 0 {
 		again := l.redo[0]
 		busy := len(l.open) > 0
@@ -107,6 +108,55 @@ func (l *lease) claimFresh(ctx context.Context, p store.ClaimParams) (*store.Cla
 	}
 	return l.readWindow(ctx, p, pos)
 }
+
+// full reports whether so many exceptions wait or are in hand that nothing new
+// is read. Operators may have ended some, so that they are counted anew, but not
+// at every look.
+func (l *lease) full(ctx context.Context, limit int) (bool, error) {
+	l.mu.Lock()
+	n, since := len(l.waiting), time.Since(l.counted)
+	l.mu.Unlock()
+	if limit == 0 || n < limit {
+		return false, nil
+	}
+	if since < countEvery {
+		return true, nil
+	}
+	l.writing.Lock()
+	defer l.writing.Unlock()
+	if err := l.resolve(ctx); err != nil {
+		return true, err
+	}
+	rows, err := l.ses.st.pool.Query(ctx, waitingSQL, mask(l.Lanes), l.Destination, limit)
+	if err != nil {
+		return true, fmt.Errorf("pgstore: count exceptions of lease %d: %w", l.ID, err)
+	}
+	found, err := collectLaned(rows)
+	if err != nil {
+		return true, fmt.Errorf("pgstore: count exceptions of lease %d: %w", l.ID, err)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.counted = time.Now() //nolint:forbidigo // monotonic, of this process alone: how often to count
+	if len(found) >= limit {
+		return true, nil // there may be more of them
+	}
+	l.waiting = found
+	return false, nil
+}
+
+const countEvery = time.Second
+
+// waitingSQL finds the exceptions of a lease that wait or are in hand, up to a
+// number of each.
+const waitingSQL = `
+	(select id, lane from outbox_exceptions
+	where destination = $2 and state = 'WAITING' and (($1::bigint >> lane::int) & 1) = 1
+	order by created_at limit $3::bigint)
+	union all
+	(select id, lane from outbox_exceptions
+	where destination = $2 and state = 'PUBLISHING' and (($1::bigint >> lane::int) & 1) = 1
+	order by created_at limit $3::bigint)`
 
 // burdened reports whether so many keys are held that nothing new is read. It
 // bounds memory, and is judged when those that can have gone back to the lease.
@@ -360,7 +410,7 @@ func (l *lease) handOut(ctx context.Context, p store.ClaimParams, pos position, 
 	for i := range rows {
 		r := &rows[i]
 		key := r.rec.Key
-		if l.pass[r.id] {
+		if l.pass.has(r.id) {
 			f.passed = append(f.passed, r.id)
 			continue
 		}

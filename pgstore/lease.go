@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outrider-dev/outrider"
 	"github.com/outrider-dev/outrider/store"
 )
 
@@ -35,18 +38,31 @@ type lease struct {
 	open []*fresh // claims handed out and not settled, in order
 	redo []page   // to be read again before anything new
 
-	held       map[string]*heldKey
-	inHand     map[int64]bool // exceptions in hand
-	pass       map[int64]bool // events to pass over, see Rebase
-	exceptions int            // waiting or in hand
-	counts     map[string]int // of a page's keys, while it is handed out
-	claims     int64          // number of the last fresh claim
-	rejoined   []string       // held keys to be deleted with the next start
-	sinceJoin  int            // claims since keys last had an occasion to rejoin
-	joining    int            // claims refused so that keys can rejoin
-	watched    watched
-	stop       *snapshot // Merge: fresh claims end here
-	stopUntil  time.Time
+	held      map[string]*heldKey
+	waiting   laned          // exceptions that wait or are in hand
+	inHand    laned          // those in hand
+	pass      laned          // events to pass over, see Rebase
+	counted   time.Time      // when the waiting ones were last counted anew
+	counts    map[string]int // of a page's keys, while it is handed out
+	claims    int64          // number of the last fresh claim
+	rejoined  []string       // held keys to be deleted with the next start
+	sinceJoin int            // claims since keys last had an occasion to rejoin
+	joining   int            // claims refused so that keys can rejoin
+	watched   watched
+	stop      *snapshot // Merge: fresh claims end here
+	stopUntil time.Time
+}
+
+// laned is ids of events, each with its lane.
+type laned map[int64]int
+
+func (ids laned) has(id int64) bool {
+	_, ok := ids[id]
+	return ok
+}
+
+func (ids laned) keep(lanes store.LaneSet) {
+	maps.DeleteFunc(ids, func(_ int64, lane int) bool { return !lanes.Has(lane) })
 }
 
 // fresh is the driver's part of a Fresh claim.
@@ -89,6 +105,11 @@ func (l *lease) keep(lanes store.LaneSet) {
 			delete(l.held, key)
 		}
 	}
+	l.waiting.keep(lanes)
+	l.inHand.keep(lanes)
+	l.pass.keep(lanes)
+	// What was to be done about keys that have gone is for their owner to do.
+	l.rejoined = slices.DeleteFunc(l.rejoined, func(key string) bool { return !lanes.Has(outrider.Lane(key)) })
 }
 
 // written is one write under a lease: what it was for, and what it changes in

@@ -171,7 +171,7 @@ func (l *lease) takeIn(b *lease, lanes store.LaneSet, hi, page int64) {
 	l.Lanes = lanes
 	l.done.hi, l.done.page, l.read.hi, l.read.page = hi, page, hi, page
 	l.stop = nil
-	l.exceptions += b.exceptions
+	maps.Copy(l.waiting, b.waiting)
 	l.rejoined = append(l.rejoined, b.rejoined...)
 	maps.Copy(l.pass, b.pass)
 	for key, k := range b.held {
