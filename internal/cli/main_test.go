@@ -4,6 +4,8 @@ import (
 	"context"
 	"os"
 	"testing"
+
+	"go.uber.org/goleak"
 )
 
 // asProgram makes the test binary the program itself, for tests of processes.
@@ -13,5 +15,5 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asProgram) != "" {
 		os.Exit(Run(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 	}
-	os.Exit(m.Run())
+	goleak.VerifyTestMain(m)
 }

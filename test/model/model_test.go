@@ -5,6 +5,7 @@ import (
 	"os"
 	"testing"
 
+	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
 	"github.com/outrider-dev/outrider/memstore"
@@ -18,7 +19,7 @@ func TestMain(m *testing.M) {
 	_ = flag.Set("rapid.steps", "100")
 	flag.Parse()
 	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "rapid.checks" })
-	os.Exit(m.Run())
+	goleak.VerifyTestMain(m)
 }
 
 // checks sets the number of runs, unless the command line or make model does.
