@@ -139,6 +139,7 @@ func TestOpenErrors(t *testing.T) {
 	for _, c := range []struct{ what, dsn, hint string }{
 		{"no DSN", "", ""},
 		{"not a DSN", "postgres://%zz", "postgres://"},
+		{"a password that is not encoded", "postgres://u:sec@ret@host:foo/x", "percent-encoded"},
 		{"nobody listens", "postgres://postgres@127.0.0.1:1/outrider?sslmode=disable", "host, port"},
 		{"no such database", with(func(u *url.URL) { u.Path = "/nothing_here" }), "database's name"},
 		{"no such role", with(func(u *url.URL) { u.User = url.User("nobody_here") }), "user, password"},
@@ -149,6 +150,9 @@ func TestOpenErrors(t *testing.T) {
 			_ = s.Close()
 			t.Errorf("%s: opened", c.what)
 			continue
+		}
+		if strings.Contains(err.Error(), "ret@host") {
+			t.Errorf("%s: the error shows a part of the password: %v", c.what, err)
 		}
 		if !strings.Contains(outrider.Hint(err), c.hint) {
 			t.Errorf("%s: error %v, hint %q, want one with %q", c.what, err, outrider.Hint(err), c.hint)

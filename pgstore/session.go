@@ -146,12 +146,15 @@ func (s *Store) addDestination(ctx context.Context, d store.Destination) error {
 		if d.FromEarliest {
 			base, hi = `'3:3:'::pg_snapshot`, `0`
 		}
-		_, err := tx.Exec(ctx, `
+		tag, err := tx.Exec(ctx, `
 			insert into outbox_leases (destination, lanes, base, hi)
 			select $1, -1, `+base+`, `+hi+`
 			where not exists (select from outbox_leases where destination = $1)`, d.Name)
 		if err != nil {
 			return privilegeError(fmt.Errorf("pgstore: make destination %q known: %w", d.Name, err))
+		}
+		if tag.RowsAffected() > 0 && !d.FromEarliest {
+			s.cfg.Logger.Info("a destination is new and begins at now; events that are there already are not sent", "destination", d.Name)
 		}
 		return nil
 	})

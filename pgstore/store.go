@@ -121,8 +121,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	cfg = cfg.withDefaults()
 	pc, err := pgxpool.ParseConfig(cfg.DSN)
 	if err != nil {
-		return nil, outrider.WithHint(fmt.Errorf("pgstore: DSN: %w", err),
-			"give it as postgres://user@host:5432/database?sslmode=...")
+		return nil, ErrDSN
 	}
 	pc.MaxConns = int32(cfg.MaxConns)
 	if cfg.Inspect {
@@ -261,6 +260,9 @@ func (s *Store) checkPooler(ctx context.Context) error {
 
 // connectError adds what usually helps.
 func connectError(err error) error {
+	if errors.As(err, new(*pgconn.ParseConfigError)) {
+		return ErrDSN // the client's words hold the DSN, and of a malformed one the password
+	}
 	hint := "check host, port and that the server accepts connections"
 	var pg *pgconn.PgError
 	switch {
@@ -275,6 +277,10 @@ func connectError(err error) error {
 	}
 	return outrider.WithHint(fmt.Errorf("pgstore: connect: %w", err), hint)
 }
+
+// ErrDSN says that a DSN cannot be understood, without showing it.
+var ErrDSN = outrider.WithHint(errors.New("pgstore: the DSN cannot be understood"),
+	"write postgres://USER:PASSWORD@HOST:PORT/DATABASE, with special characters of the password percent-encoded, as @ is %40")
 
 // randomLock is a number for an advisory lock that no two relays share.
 func randomLock() int64 {

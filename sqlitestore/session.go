@@ -54,6 +54,8 @@ func (s *Stream) addDestination(ctx context.Context, d store.Destination) error 
 	base := `coalesce((select seq from sqlite_sequence where name = 'outbox_events'), 0)`
 	if d.FromEarliest {
 		base = `0`
+	} else {
+		s.cfg.Logger.Info("a destination is new and begins at now; events that are there already are not sent", "destination", d.Name)
 	}
 	err = s.write(ctx, s.writer, func(t *tx) error {
 		_, err := t.exec(`

@@ -239,7 +239,11 @@ func (k *checker) kafka(path string, c *Kafka) {
 		if !k.sound(fmt.Sprintf("%s.brokers[%d]", path, i)) {
 			continue
 		}
-		if host, port, err := net.SplitHostPort(b); err != nil || host == "" || port == "" {
+		if host, port, err := net.SplitHostPort(b); err != nil || host == "" || port == "" || strings.Contains(b, "@") {
+			if strings.Contains(b, "@") {
+				k.bad(fmt.Sprintf("%s.brokers[%d]", path, i), "has a user or password in it; they belong under sasl, in a configuration file")
+				continue
+			}
 			k.bad(fmt.Sprintf("%s.brokers[%d]", path, i), "is %q, want host:port", b)
 		}
 	}

@@ -296,3 +296,11 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// What is in front of an @ is a secret, and is not shown.
+func TestBrokerWithPassword(t *testing.T) {
+	_, err := Parse("f", []byte(minimal("  kafka: {brokers: ['u:sekret@127.0.0.1:9092']}\n  to: a\n")), func(string) (string, bool) { return "", false })
+	if err == nil || strings.Contains(err.Error(), "sekret") || !strings.Contains(err.Error(), "sasl") {
+		t.Errorf("a broker's address with a password: %v", err)
+	}
+}

@@ -136,7 +136,7 @@ func TestStartErrors(t *testing.T) {
 		"no file":                          {fmt.Sprintf("sources: [{name: s, sqlite: {path: %q}}]", filepath.Join(dir, "x.db")) + toLog, "no such file or directory | make the database with: outrider migrate up"},
 		"no tables":                        {fmt.Sprintf("sources: [{name: s, sqlite: {path: %q}}]", unmigrated) + toLog, "the outbox has not been migrated"},
 		"no server":                        {"sources: [{name: s, postgres: {dsn: 'postgres://u@127.0.0.1:1/x'}}]" + toLog, "connection refused | look at host, port and database of the DSN"},
-		"no DSN":                           {"sources: [{name: s, postgres: {dsn: 'postgres://u@[x/y'}}]" + toLog, "| give the DSN as postgres://"},
+		"no DSN":                           {"sources: [{name: s, postgres: {dsn: 'postgres://u@[x/y'}}]" + toLog, "| write postgres://"},
 		"port taken":                       {fmt.Sprintf("listen: %s\nsources: [{name: s, sqlite: {path: %q}}]", taken.Addr(), good) + toLog, "address already in use | choose another address by listen"},
 		"broker away, which is waited for": {fmt.Sprintf("listen: off\nsources: [{name: s, sqlite: {path: %q}}]\ndestinations: [{name: d, kafka: {brokers: ['127.0.0.1:1']}, to: x}]", good), "started"},
 		"log into nowhere":                 {fmt.Sprintf("listen: off\nsources: [{name: s, sqlite: {path: %q}}]\ndestinations: [{name: d, log: {file: %q}}]", good, filepath.Join(dir, "no", "log")), "no such file or directory"},

@@ -11,6 +11,7 @@ import (
 	"modernc.org/sqlite"
 
 	"github.com/outrider-dev/outrider"
+	"github.com/outrider-dev/outrider/pgstore"
 )
 
 // sqliteNotADB is SQLITE_NOTADB.
@@ -30,7 +31,7 @@ func explain(err error) error {
 	}
 	switch {
 	case errors.As(err, new(*pgconn.ParseConfigError)):
-		return outrider.WithHint(err, "give the DSN as postgres://user@host:5432/database?sslmode=...")
+		return pgstore.ErrDSN
 	case errors.As(err, new(*net.DNSError)):
 		return outrider.WithHint(err, "the host's name cannot be resolved: look at it, and at the network")
 	case errors.As(err, new(*pgconn.ConnectError)):
