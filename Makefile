@@ -48,6 +48,11 @@ crash: servers ## kill -9: 30 times in 50,000 events with Kafka, 20 in 20,000 wi
 	@eval "$$(scripts/servers env)" && OUTRIDER_CRASH=long OUTRIDER_TEST_REQUIRE=1 \
 		$(GO) test -count=1 -timeout=1h -v $(ARGS) ./test/chaos
 
+# Nothing in the tree is changed: the compiler is given other files.
+.PHONY: bite
+bite: servers ## take out of the code what its tests hold, line by line, and see each test fail: make bite ARGS='-only 5'
+	@eval "$$(scripts/servers env)" && $(GO) run ./test/bite $(ARGS)
+
 .PHONY: departures
 departures: servers ## relay departures while they are booked: make departures FILE=departures.csv.gz
 	@eval "$$(scripts/servers env)" && $(GO) run ./examples/departures --db "$$OUTRIDER_TEST_POSTGRES" \

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outrider-dev/outrider/migrate"
 	"github.com/outrider-dev/outrider/pgstore"
 	"github.com/outrider-dev/outrider/store"
 )
@@ -162,4 +163,190 @@ func TestRebaseKeepsWritersOut(t *testing.T) {
 		t.Errorf("rebase behind the writer: %+v, %v, want its event pending", a.RebaseReport, a.err)
 	}
 	joined(t, s, 64).claim(store.ClaimParams{}, "a1")
+}
+
+// A delayed event whose time has come waits for the head of its key, if that
+// has failed meanwhile.
+func TestDelayedEventWaitsForItsHead(t *testing.T) {
+	s, db := open(t, pgstore.Config{})
+	insert(t, db, "a", "a1", "a2")
+	if _, err := db.ExecContext(t.Context(), `update outbox_events set available_at = clock_timestamp() + interval '1 hour' where aggregate_id = 'a1'`); err != nil {
+		t.Fatal(err)
+	}
+	p := joined(t, s, 64)
+	c := p.claim(store.ClaimParams{}, "a2")
+	p.commit(nil, c)
+	p.commit([]store.Settlement{{Claim: c, Outcomes: []store.Outcome{{State: store.Waiting, Attempts: 1, Due: time.Hour}}}})
+	due := func(name string) {
+		t.Helper()
+		res, err := db.ExecContext(t.Context(), `update outbox_exceptions x set due_at = clock_timestamp() - interval '1 hour'
+			from outbox_events e where e.id = x.id and e.aggregate_id = $1`, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n, _ := res.RowsAffected(); n != 1 {
+			t.Fatalf("%d exceptions of %s", n, name)
+		}
+	}
+	due("a1")
+	p.claim(store.ClaimParams{Kind: store.Due})
+	due("a2")
+	p.claim(store.ClaimParams{Kind: store.Due}, "a2")
+}
+
+// How long an event has been failing is counted from its first failure.
+func TestFirstFailureStays(t *testing.T) {
+	s, db := open(t, pgstore.Config{})
+	insert(t, db, "a", "a1")
+	p := joined(t, s, 64)
+	c := p.claim(store.ClaimParams{}, "a1")
+	p.commit(nil, c)
+	failures := func() (first, last time.Time) {
+		t.Helper()
+		p.commit([]store.Settlement{{Claim: c, Outcomes: []store.Outcome{{State: store.Waiting, Attempts: 1, Class: "refused"}}}})
+		if err := db.QueryRowContext(t.Context(), `select first_failed, last_failed from outbox_exceptions`).Scan(&first, &last); err != nil {
+			t.Fatal(err)
+		}
+		return first, last
+	}
+	began, _ := failures()
+	c = p.claim(store.ClaimParams{Kind: store.Due}, "a1")
+	p.commit(nil, c)
+	if first, last := failures(); !first.Equal(began) || !last.After(began) {
+		t.Errorf("failed first at %v, last at %v; it had failed first at %v", first, last, began)
+	}
+}
+
+// Leases are joined where both stand at one place: what one of them has read
+// and the other has not would else be lost, or sent twice.
+func TestMergeWaitsForOnePlace(t *testing.T) {
+	s, db := open(t, pgstore.Config{})
+	p := joined(t, s, 32)
+	ahead, behind := p.lease, p.acquire(32)[0]
+	key := "a"
+	for behind.Lanes&lane(key) == 0 {
+		key += "a"
+	}
+	insert(t, db, key, "k1")
+	p.claim(store.ClaimParams{}) // it has seen that there is nothing for it
+	merger := p.Session.(store.Merger)
+	if _, ok, err := merger.Merge(t.Context(), ahead, behind); ok || err != nil {
+		t.Fatalf("joined at two places: %v, %v", ok, err)
+	}
+	p.lease = behind
+	c := p.claim(store.ClaimParams{}, "k1")
+	p.commit(nil, c)
+	p.commit([]store.Settlement{settled(c, store.Published)})
+}
+
+// While a transaction is open that may have looked at the flag before it went
+// up, the relay does not sleep.
+func TestDoorbellPollsWhileOthersAreOpen(t *testing.T) {
+	s, db := open(t, pgstore.Config{Doorbell: true, BusyPoll: 100 * time.Microsecond, IdlePoll: time.Millisecond})
+	if err := migrate.Doorbell(t.Context(), db, true); err != nil {
+		t.Fatal(err)
+	}
+	tx, err := db.BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback() // ends it if the test fails
+	if _, err := tx.ExecContext(t.Context(), oneEvent); err != nil {
+		t.Fatal(err)
+	}
+	rung(t, s)
+	var looks int
+	var last time.Time
+	until(t, "a hundred looks beside an open transaction", func() bool {
+		var at time.Time
+		err := db.QueryRowContext(t.Context(), `select coalesce(max(query_start), '-infinity'::timestamptz + interval '0') from pg_stat_activity
+			where datname = current_database() and query like 'select pg_snapshot_xmin%'`).Scan(&at)
+		if err != nil {
+			return false // nobody has looked yet
+		}
+		if at.After(last) {
+			looks, last = looks+1, at
+		}
+		return looks > 100
+	})
+}
+
+// A held key that is being drained stops at a failure: what comes behind it comes
+// behind it again.
+func TestDrainStopsAtAFailure(t *testing.T) {
+	s, db := open(t, pgstore.Config{})
+	insert(t, db, "a", "a1", "a2", "a3", "a4")
+	p := joined(t, s, 64)
+	c := p.claim(store.ClaimParams{}, "a1", "a2", "a3", "a4")
+	p.commit(nil, c)
+	p.commit([]store.Settlement{settled(c, store.Waiting, store.Pending, store.Pending, store.Pending)})
+	due := store.ClaimParams{Kind: store.Due}
+	c = p.claim(due, "a1", "a2", "a3", "a4")
+	p.commit(nil, c)
+	p.commit([]store.Settlement{settled(c, store.Published, store.Published, store.Waiting, store.Pending)})
+	c = p.claim(due, "a3", "a4")
+	p.commit(nil, c)
+	p.commit([]store.Settlement{settled(c, store.Published, store.Published)})
+}
+
+// When a lease ends is worked out by the database, when it is taken and when it
+// is renewed.
+func TestLeaseEndsByTheDatabasesClock(t *testing.T) {
+	s, db := open(t, pgstore.Config{})
+	joined(t, s, 64) // for an hour
+	var left float64
+	if err := db.QueryRowContext(t.Context(), `select extract(epoch from expires_at - clock_timestamp()) from outbox_leases`).Scan(&left); err != nil {
+		t.Fatal(err)
+	}
+	if left <= 0 || left > time.Hour.Seconds() {
+		t.Errorf("a lease of an hour ends in %v s", left)
+	}
+}
+
+// An operator who acts on an exception while a claim is taking it comes before:
+// it is not sent any more.
+func TestOperatorComesBeforeADueClaim(t *testing.T) {
+	s, db := open(t, pgstore.Config{})
+	insert(t, db, "a", "a1")
+	insert(t, db, "b", "b1")
+	p := joined(t, s, 64)
+	c := p.claim(store.ClaimParams{}, "a1", "b1")
+	p.commit(nil, c)
+	p.commit([]store.Settlement{settled(c, store.Waiting, store.Waiting)})
+	tx, err := db.BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback() // ends it if the test fails
+	if _, err := tx.ExecContext(t.Context(), `update outbox_exceptions x set state = 'FAILED'
+		from outbox_events e where e.id = x.id and e.aggregate_id = 'a1'`); err != nil {
+		t.Fatal(err)
+	}
+	type answer struct {
+		c   *store.Claim
+		err error
+	}
+	done := make(chan answer, 1)
+	go func() {
+		c, err := p.Claim(t.Context(), store.ClaimParams{Lease: p.lease, Kind: store.Due, MaxRecords: 10, MaxBytes: 1 << 20})
+		done <- answer{c, err}
+	}()
+	until(t, "the claim to wait for the operator", func() (waits bool) {
+		err := db.QueryRowContext(t.Context(), `select exists (select from pg_locks where not granted and pid in
+			(select pid from pg_stat_activity where datname = current_database()))`).Scan(&waits)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return waits
+	})
+	if err := tx.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	a := <-done
+	if a.err != nil {
+		t.Fatal(a.err)
+	}
+	if len(a.c.Records) != 1 || a.c.Records[0].AggregateID != "b1" {
+		t.Errorf("claimed %+v, want b1 alone: an operator was quicker for a1", a.c.Records)
+	}
 }
