@@ -59,7 +59,7 @@ func pagesAfter(t *testing.T, s *Store, rounds int) map[string]int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer ses.Leave(ctx) // the database goes with the test
+	defer ses.Leave(ctx) //nolint:errcheck // the database goes with the test
 	leases, err := ses.Acquire(ctx, store.AcquireParams{Destination: "d", Lanes: 64})
 	if err != nil || len(leases) != 1 {
 		t.Fatalf("acquired %+v, %v", leases, err)
