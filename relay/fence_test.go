@@ -25,7 +25,7 @@ func TestLateSettlementIsCounted(t *testing.T) {
 				return errors.New("no answer")
 			case op == memstore.OpCommit && commits.Add(1) == 2:
 				away.Store(true)
-				w.store.Kill(oldest(w))
+				w.store.Kill(only(w))
 				sleep(ctx, 3*time.Second) // its grace
 				takeAll(t, w.store)
 			}

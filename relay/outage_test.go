@@ -215,6 +215,15 @@ func TestMemoryIsBounded(t *testing.T) {
 				most.Store(max(most.Load(), n.Load()))
 			}
 		}
+		// Claims that wait for a slow commit leave room in number, but none in
+		// bytes: only the budget keeps the next one small.
+		w.store.SetFaults(func(ctx context.Context, op memstore.Op) error {
+			if op == memstore.OpCommit {
+				sleep(ctx, 200*time.Millisecond)
+				note()
+			}
+			return nil
+		}, nil)
 		r := w.start(func(c *Config) {
 			c.MaxBytes, c.MaxBytesInFlight = 4*mb, 8*mb
 			c.Hooks.Claim = func(string, int, time.Duration) { note() }

@@ -2,8 +2,10 @@ package relay
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/outrider-dev/outrider/memsink"
+	"github.com/outrider-dev/outrider/memstore"
 	"github.com/outrider-dev/outrider/sink"
 	"github.com/outrider-dev/outrider/store"
 )
@@ -114,7 +117,9 @@ func TestRTY02_IntervalHoldsForAnyNumberOfRelays(t *testing.T) {
 // RTY-03: what is in flight on one relay is not sent by one that starts.
 func TestRTY03_StartingRelaySendsNothingThatIsInFlight(t *testing.T) {
 	inWorld(t, memsink.Config{Decide: func(ctx context.Context, m sink.Message) sink.Result {
-		sleep(ctx, 5*time.Second)
+		if sleep(ctx, 5*time.Second); ctx.Err() != nil {
+			return answer(sink.Unknown, sink.ClassStopped)
+		}
 		return memsink.Deliver
 	}}, func(w *world) {
 		var relays []*running
@@ -126,15 +131,110 @@ func TestRTY03_StartingRelaySendsNothingThatIsInFlight(t *testing.T) {
 		ids := w.add(keys...)
 		time.Sleep(time.Second)
 		for i := range relays {
+			if i == 0 && w.sink.Len() > 0 {
+				w.t.Fatal("some have arrived already: this test is of those in flight")
+			}
 			relays[i].end()
 			relays[i] = w.start()
-		}
-		for range 5 {
-			relays = append(relays, w.start())
 		}
 		time.Sleep(time.Minute)
 		w.mustArriveInOrder(keys, ids, 0)
 		w.mustBe(store.Published, ids...)
+		for _, r := range relays {
+			r.end()
+		}
+	})
+}
+
+// startLog is a store that notes by which relays events are started.
+type startLog struct {
+	*memstore.Store
+	mu sync.Mutex
+	by map[string][]string
+}
+
+type startLogSession struct {
+	store.Session
+	log   *startLog
+	relay string
+}
+
+func (s *startLog) Join(ctx context.Context, p store.JoinParams) (store.Session, error) {
+	x, err := s.Store.Join(ctx, p)
+	return &startLogSession{x, s, p.Relay}, err
+}
+
+func (s *startLogSession) Commit(ctx context.Context, p store.CommitParams) error {
+	err := s.Session.Commit(ctx, p)
+	if err == nil {
+		s.log.mu.Lock()
+		defer s.log.mu.Unlock()
+		for _, c := range p.Start {
+			for _, r := range c.Records {
+				s.log.by[r.ID] = append(s.log.by[r.ID], s.relay)
+			}
+		}
+	}
+	return err
+}
+
+// started is how many events were started, by relay.
+func (s *startLog) started() map[string]int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := map[string]int{}
+	for _, by := range s.by {
+		for _, relay := range by {
+			n[relay]++
+		}
+	}
+	return n
+}
+
+// RTY-03: five that start at once, while one has events in flight and a
+// thousand are pending, claim each of these once and none of those.
+func TestRTY03_FiveStartAtOnceBesideABacklog(t *testing.T) {
+	var open atomic.Bool
+	inWorld(t, memsink.Config{Decide: func(ctx context.Context, _ sink.Message) sink.Result {
+		for ; !open.Load() && ctx.Err() == nil; sleep(ctx, time.Second) {
+		}
+		if sleep(ctx, time.Second); ctx.Err() != nil {
+			return answer(sink.Unknown, sink.ClassStopped)
+		}
+		return memsink.Deliver
+	}}, func(w *world) {
+		log := &startLog{Store: w.store, by: map[string][]string{}}
+		start := func(name string) *running {
+			return w.start(func(c *Config) {
+				c.Store, c.Name, c.MaxRecords = log, name, 50
+				c.Destinations[0].PublishTimeout, c.Destinations[0].SlowAfter = time.Hour, time.Hour
+			})
+		}
+		relays := []*running{start("old")}
+		time.Sleep(time.Second)
+		keys := many(1200, 1200)
+		ids := w.add(keys...)
+		time.Sleep(time.Second)
+		inFlight := log.started()["old"]
+		for i := range 5 {
+			relays = append(relays, start(fmt.Sprint("new", i)))
+		}
+		time.Sleep(10 * time.Second)
+		if n := len(w.store.Sessions()); n != 6 || w.sink.Len() != 0 || inFlight == 0 || inFlight > 200 {
+			w.t.Fatalf("%d relays, %d arrived, %d in flight: not what this test is of", n, w.sink.Len(), inFlight)
+		}
+		open.Store(true)
+		w.wait(len(ids), 10*time.Minute)
+		w.mustBe(store.Published, ids...)
+		w.mustArriveInOrder(keys, ids, 0)
+		for _, id := range ids {
+			if by := log.by[id]; len(by) != 1 {
+				t.Errorf("event %s was claimed by %v", id, by)
+			}
+		}
+		if n := log.started(); len(n) != 6 {
+			t.Errorf("not all had a part in it: %v", n)
+		}
 		for _, r := range relays {
 			r.end()
 		}
