@@ -61,6 +61,28 @@ func TestMaintainMakesPartitionsAhead(t *testing.T) {
 	}
 }
 
+// A partition that is made ahead has the settings that the first has: without
+// them an insert-only table waits for vacuum until it is frozen, and vacuum cuts
+// its end off under a strong lock.
+func TestPartitionsAheadHaveVacuumSettings(t *testing.T) {
+	s, db := open(t, pgstore.Config{PartitionSize: 1000})
+	if _, err := db.Exec(`select setval('outbox_events_id_seq', 600)`); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Maintain(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	var n int
+	var settings string
+	if err := db.QueryRow(`select count(*), string_agg(distinct array_to_string(c.reloptions, ' '), '; ')
+		from pg_inherits i join pg_class c on c.oid = i.inhrelid where i.inhparent = 'outbox_events'::regclass`).Scan(&n, &settings); err != nil {
+		t.Fatal(err)
+	}
+	if n != 2 || settings != "autovacuum_vacuum_insert_scale_factor=0.05 vacuum_truncate=off" {
+		t.Errorf("%d partitions with the settings %q", n, settings)
+	}
+}
+
 // NUM-01: partitions are made ahead beyond every border of numbers, events fit
 // them, and the end of all numbers is said before it comes.
 func TestMaintainLargeIDs(t *testing.T) {
