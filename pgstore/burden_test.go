@@ -365,3 +365,30 @@ func (x *sole) start(kind store.Kind, n int) *store.Claim {
 	}
 	return c
 }
+
+// TestManyFreedKeys has an operator skip the heads of more keys than are looked
+// at together. Those behind the first thousand waited for a commit about
+// something else, and at rest there is none.
+func TestManyFreedKeys(t *testing.T) {
+	x := newSole(t, store.ClaimParams{MaxRecords: 5000})
+	x.add(numbered("k", 2500)...)
+	x.round(store.Outcome{State: store.Failed, Attempts: 1, Class: "refused"})
+	last := numbered("k", 2500)[2499]
+	x.add(last)
+	x.want("while all are held")
+	// As Skip does, for all at once.
+	x.exec(`update outbox_exceptions set state = 'DISCARDED', due_at = null`)
+	x.exec(`update outbox_held_keys set at = head, head = null, freed = true`)
+	x.want("when all are free", last)
+	for range 10 {
+		x.claim(store.Due)
+		x.claim(store.Fresh)
+	}
+	var n int
+	if err := x.db.QueryRow(`select count(*) from outbox_held_keys`).Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	if n >= 1000 {
+		t.Errorf("%d rows of free keys are left at rest", n)
+	}
+}

@@ -105,29 +105,31 @@ const dueNow = time.Nanosecond
 // operators have freed.
 func (l *lease) lookDue(ctx context.Context) (time.Duration, error) {
 	var next *int64
-	var freed []string
-	var ats []int64
-	err := l.ses.st.pool.QueryRow(ctx, `
-		select (select (extract(epoch from due_at - clock_timestamp()) * 1000000)::bigint
-		        from outbox_exceptions
-		        where destination = $2 and state in ('WAITING', 'SCHEDULED', 'PUBLISHING')
-		          and (($1::bigint >> lane::int) & 1) = 1 and due_at < 'infinity' and id <> all($3)
-		        order by due_at limit 1),
-		       array(select event_key from outbox_held_keys where destination = $2 and freed
-		             and (($1::bigint >> lane::int) & 1) = 1 order by event_key limit 1000),
-		       array(select at from outbox_held_keys where destination = $2 and freed
-		             and (($1::bigint >> lane::int) & 1) = 1 order by event_key limit 1000)`,
-		mask(l.Lanes), l.Destination, l.inHandIDs()).Scan(&next, &freed, &ats)
-	if err != nil {
-		return 0, fmt.Errorf("pgstore: look for due exceptions of lease %d: %w", l.ID, err)
-	}
-	l.mu.Lock()
-	for i, key := range freed {
-		if k := l.held[key]; k != nil && k.head != 0 && i < len(ats) && k.head == ats[i] {
-			k.head, k.at, k.near = 0, ats[i], false
+	for after := ""; ; {
+		var freed []string
+		var ats []int64
+		err := l.ses.st.pool.QueryRow(ctx, `
+			select (select (extract(epoch from due_at - clock_timestamp()) * 1000000)::bigint
+			        from outbox_exceptions
+			        where destination = $2 and state in ('WAITING', 'SCHEDULED', 'PUBLISHING')
+			          and (($1::bigint >> lane::int) & 1) = 1 and due_at < 'infinity' and id <> all($3)
+			        order by due_at limit 1),
+			       array(select event_key from outbox_held_keys where destination = $2 and freed and event_key > $4
+			             and (($1::bigint >> lane::int) & 1) = 1 order by event_key limit $5),
+			       array(select at from outbox_held_keys where destination = $2 and freed and event_key > $4
+			             and (($1::bigint >> lane::int) & 1) = 1 order by event_key limit $5)`,
+			mask(l.Lanes), l.Destination, l.inHandIDs(), after, freedAtOnce).Scan(&next, &freed, &ats)
+		if err != nil {
+			return 0, fmt.Errorf("pgstore: look for due exceptions of lease %d: %w", l.ID, err)
 		}
+		l.free(freed, ats)
+		// They are found until they are written or deleted, which takes a
+		// commit: those behind the first ones must not wait for that.
+		if len(freed) < freedAtOnce {
+			break
+		}
+		after = freed[len(freed)-1]
 	}
-	l.mu.Unlock()
 	switch {
 	case next == nil:
 		return 0, nil
@@ -135,6 +137,19 @@ func (l *lease) lookDue(ctx context.Context) (time.Duration, error) {
 		return dueNow, nil
 	}
 	return max(time.Duration(*next)*time.Microsecond, dueNow), nil
+}
+
+const freedAtOnce = 1000 // freed keys read together
+
+// free notes keys that operators have freed, and up to where.
+func (l *lease) free(keys []string, ats []int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i, key := range keys {
+		if k := l.held[key]; k != nil && k.head != 0 && i < len(ats) && k.head == ats[i] {
+			k.head, k.at, k.near = 0, ats[i], false
+		}
+	}
 }
 
 func (l *lease) inHandIDs() []int64 {

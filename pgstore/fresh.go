@@ -61,6 +61,18 @@ func (l *lease) flush(ctx context.Context) error {
 	return l.commit(ctx, store.CommitParams{Lease: l.Lease})
 }
 
+// clear deletes the rows of keys that have gone back to the lease. The next
+// commit does; at rest there may be none for long, and each look for freed keys
+// would come to all of them.
+func (l *lease) clear(ctx context.Context) error {
+	l.writing.Lock()
+	defer l.writing.Unlock()
+	if err := l.resolve(ctx); err != nil {
+		return err
+	}
+	return l.commit(ctx, store.CommitParams{Lease: l.Lease})
+}
+
 // claimFresh reads the next page. nil: there is none now. A claim without
 // records covers a page all of which is held back or scheduled.
 func (l *lease) claimFresh(ctx context.Context, p store.ClaimParams) (*store.Claim, error) {
@@ -95,8 +107,13 @@ func (l *lease) claimFresh(ctx context.Context, p store.ClaimParams) (*store.Cla
 	}
 	stop := l.stopAt()
 	l.mu.Lock()
-	pos, burdened := l.read, l.burdened(p.MaxExceptions)
+	pos, burdened, gone := l.read, l.burdened(p.MaxExceptions), len(l.rejoined)
 	l.mu.Unlock()
+	if gone >= freedAtOnce {
+		if err := l.clear(ctx); err != nil {
+			return nil, err
+		}
+	}
 	if burdened {
 		return nil, nil
 	}
