@@ -131,7 +131,7 @@ func (e *entry) run(ctx context.Context, root string) (res result) {
 	if err != nil {
 		return fail("%v", err)
 	}
-	defer os.RemoveAll(dir)
+	defer os.RemoveAll(dir) //nolint:errcheck // a leftover in the temporary folder
 	overlay, err := e.overlay(root, dir)
 	if err != nil {
 		return fail("%v", err)

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"fmt"
 	"go/parser"
 	"go/token"
@@ -36,8 +35,6 @@ type edit struct {
 	file     string
 	old, new string
 }
-
-const module = "github.com/outrider-dev/outrider"
 
 // load reads all tables of a folder.
 func load(dir string) ([]*entry, error) {
@@ -282,9 +279,4 @@ func (e *entry) matches(only []string) bool {
 			return f == o || strings.HasPrefix(f, strings.TrimSuffix(o, "/")+"/")
 		})
 	})
-}
-
-// byTag sorts numbers in front of names.
-func byTag(a, b string) int {
-	return cmp.Or(cmp.Compare(min(len(a), 3), min(len(b), 3)), cmp.Compare(a, b))
 }
