@@ -29,16 +29,15 @@ type fault struct {
 	outcome func(c *store.Claim, i int, o *store.Outcome)
 	stale   bool // a commit that is refused is said to be done
 	renew   func(r store.Renewal) store.Renewal
-	ttl     time.Duration // of leases, whatever was asked for
-	// committed: so is what was rolled back.
-	committed bool
+	ttl     time.Duration                     // of leases, whatever was asked for
+	tx      func(x storetest.Tx) storetest.Tx // breaks transactions
 }
 
 // breakages are what a check of the model must find, and by which one.
 var breakages = []fault{
 	{name: "a record is lost", want: []string{"never came", "was delivered in front of"},
 		claim: func(s *broken, p store.ClaimParams, c *store.Claim, err error) (*store.Claim, error) {
-			if err != nil || len(c.Records) == 0 || p.Kind == store.Due {
+			if err != nil || len(c.Records) == 0 || p.Kind == store.Due || s.unanswered[c.Lease.ID] {
 				return c, err
 			}
 			// Taken as published, and nobody has sent it.
@@ -61,8 +60,9 @@ var breakages = []fault{
 				*o = store.Outcome{State: store.Waiting}
 			}
 		}},
-	{name: "records of a claim are swapped", want: []string{"was delivered in front of", "has sequence"},
-		claim: change(func(c *store.Claim) { slices.Reverse(c.Records) })},
+	{name: "records of a claim are swapped", want: []string{"in a claim, their sequences are"}, claim: change(swap)},
+	{name: "a transaction is written backwards", want: []string{"was delivered in front of"},
+		tx: func(x storetest.Tx) storetest.Tx { return backwards{x} }},
 	{name: "a record comes twice", want: []string{"twice in a claim", "a claim holds"},
 		claim: change(func(c *store.Claim) { c.Records = append(c.Records, c.Records[0]) })},
 	{name: "sequences stand still", want: []string{"has sequence"},
@@ -77,7 +77,8 @@ var breakages = []fault{
 	{name: "limits are ignored", want: []string{"asked for", "its share is"},
 		params: func(p *store.ClaimParams) { p.MaxRecords, p.MaxBytes, p.KeyShare = p.MaxRecords+1, p.MaxBytes+1000, 0 }},
 	{name: "leases expire early", want: []string{"which lives"}, ttl: time.Minute},
-	{name: "what was rolled back is committed", want: []string{"was rolled back and seen"}, committed: true},
+	{name: "what was rolled back is committed", want: []string{"was rolled back and seen"},
+		tx: func(x storetest.Tx) storetest.Tx { return stubborn{x} }},
 	{name: "retries are early", want: []string{"waits until"},
 		outcome: func(_ *store.Claim, _ int, o *store.Outcome) { o.Due = 0 }},
 	{name: "renewal loses leases", want: []string{"nobody has taken it"},
@@ -94,10 +95,30 @@ func change(f func(*store.Claim)) func(*broken, store.ClaimParams, *store.Claim,
 	}
 }
 
+// swap has the first two of a key change places. Of different keys they must
+// not: the store would take the one's outcome for the other's and refuse it
+// before the model has seen anything.
+func swap(c *store.Claim) {
+	first := map[string]int{}
+	for i, r := range c.Records {
+		if r.Unordered || r.Sequence.IsZero() {
+			continue
+		}
+		if j, ok := first[r.Key]; ok {
+			c.Records[i], c.Records[j] = c.Records[j], c.Records[i]
+			return
+		}
+		first[r.Key] = i
+	}
+}
+
 // broken is a session with a fault.
 type broken struct {
 	store.Session
 	*fault
+	// unanswered are the leases whose latest commit comes again: nothing else
+	// may be committed before that.
+	unanswered map[int64]bool
 }
 
 func (s *broken) Unwrap() store.Session { return s.Session }
@@ -126,6 +147,7 @@ func (s *broken) Commit(ctx context.Context, p store.CommitParams) error {
 		}
 	}
 	err := s.Session.Commit(ctx, p)
+	s.unanswered[p.Lease.ID] = err != nil
 	if s.stale && errors.Is(err, store.ErrFenced) {
 		return nil
 	}
@@ -154,13 +176,24 @@ func (s *brokenStore) Join(ctx context.Context, p store.JoinParams) (store.Sessi
 	if err != nil {
 		return nil, err
 	}
-	return &broken{ses, s.fault}, nil
+	return &broken{ses, s.fault, map[int64]bool{}}, nil
 }
 
 // stubborn is a transaction that commits whatever it is told.
 type stubborn struct{ storetest.Tx }
 
 func (x stubborn) Rollback(t testing.TB) { t.Helper(); x.Commit(t) }
+
+// backwards is a transaction whose events get their ids in the wrong order. The
+// store does nothing wrong then, so that nothing else of it can be noticed.
+type backwards struct{ storetest.Tx }
+
+func (x backwards) Add(t testing.TB, events ...outrider.Event) {
+	t.Helper()
+	events = slices.Clone(events)
+	slices.Reverse(events)
+	x.Tx.Add(t, events...)
+}
 
 // witness takes down what a run reports, instead of failing.
 type witness struct {
@@ -193,8 +226,8 @@ func TestBites(t *testing.T) {
 			})
 			rapid.Check(w, func(rt *rapid.T) {
 				sub := make(t)
-				if begin := sub.begin; f.committed {
-					sub.begin = func(t testing.TB) storetest.Tx { return stubborn{begin(t)} }
+				if begin := sub.begin; f.tx != nil {
+					sub.begin = func(t testing.TB) storetest.Tx { return f.tx(begin(t)) }
 				}
 				run(t, rt, sub)
 			})

@@ -148,6 +148,24 @@ func (m *machine) checkClaim(h *holding, p store.ClaimParams, c *store.Claim) {
 	if !h.taken {
 		m.checkBeside(h, c)
 	}
+	m.checkOrder(c)
+}
+
+// checkOrder makes sure that a claim has a key's records in the order of their
+// sequences. Whether that is the right one is the ledger's to say.
+func (m *machine) checkOrder(c *store.Claim) {
+	m.t.Helper()
+	last := map[string]outrider.Record{}
+	for _, r := range c.Records {
+		if r.Unordered || r.Sequence.IsZero() {
+			continue
+		}
+		if x, ok := last[r.Key]; ok && r.Sequence.String() < x.Sequence.String() {
+			m.fatalf("event %s of key %q comes behind %s in a claim, their sequences are %v and %v",
+				short(r.ID), r.Key, short(x.ID), r.Sequence, x.Sequence)
+		}
+		last[r.Key] = r
+	}
 }
 
 // checkBeside makes sure that nobody else holds a claim's records, and that a

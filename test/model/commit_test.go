@@ -190,7 +190,9 @@ func (m *machine) committed(h *holding, c *commit) {
 	}
 	for _, s := range c.p.Settle {
 		for i, o := range s.Outcomes {
-			h.view().settled(s.Claim.Records[i].ID, o, c.at)
+			if id := s.Claim.Records[i].ID; !slices.Contains(c.past, id) {
+				h.view().settled(id, o, c.at)
+			}
 		}
 	}
 	for _, w := range c.first {

@@ -473,7 +473,19 @@ func (m *machine) retry(t *rapid.T) {
 	m.logf("  retry %s of %s: %d", short(id), d, n)
 	if n > 0 {
 		m.ledger.Retried(d, id)
+		m.acted(d, id)
 		v.retried(id)
+	}
+}
+
+// acted notes that an operator has done something about an event. Commits whose
+// answers were lost had taken effect before that: when they are repeated, what
+// they say of it holds no longer.
+func (m *machine) acted(d, id string) {
+	for h := range m.holdings() {
+		if h.lost != nil && h.lease.Destination == d {
+			h.lost.past = append(h.lost.past, id)
+		}
 	}
 }
 
@@ -495,6 +507,7 @@ func (m *machine) skipOf(op store.Operator, d, id string) {
 	m.logf("  skip %s of %s: %d", short(id), d, n)
 	if n > 0 {
 		m.ledger.GivenUp(d, id)
+		m.acted(d, id)
 		m.views[d].gaveUp(id)
 	}
 }

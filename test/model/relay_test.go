@@ -63,6 +63,7 @@ type commit struct {
 	start  []*work
 	ledger []*storetest.Settlement
 	at     time.Duration // of the first try
+	past   []string      // events of which an operator has made something else since
 }
 
 // holdings are all leases that were ever held and not given back.
