@@ -189,15 +189,20 @@ func (p *plan) putKeys(b *pgx.Batch) {
 	}
 }
 
+// putKeySQL writes a held key. An operator may have skipped its head since that
+// was read: then the key stays free from there.
 const putKeySQL = `
-	insert into outbox_held_keys as h (destination, event_key, lane, head, base, target, at, low, in_hand, starts, together, suspects)
-	select $4, $5, $6::smallint, nullif($7::bigint, 0), $8::pg_snapshot, $9::pg_snapshot, $10::bigint, nullif($11::bigint, 0),
-		$12::int, $13::int, $14::int, $15::int
+	insert into outbox_held_keys as h (destination, event_key, lane, head, base, target, at, low, in_hand, starts, together, suspects, freed)
+	select $4, $5, $6::smallint, case when x.stands then nullif($7::bigint, 0) end, $8::pg_snapshot, $9::pg_snapshot,
+		case when x.stands then $10::bigint else greatest($10::bigint, $7::bigint) end, nullif($11::bigint, 0),
+		$12::int, $13::int, $14::int, $15::int, not x.stands
+	from (select $7::bigint = 0 or exists (select from outbox_exceptions where destination = $4 and id = $7::bigint
+		and state in ('WAITING', 'PUBLISHING', 'FAILED')) as stands) x
 	where ` + fenced + `
 	on conflict (destination, event_key) do update set head = excluded.head, base = excluded.base,
 		target = excluded.target, at = excluded.at, low = excluded.low, in_hand = excluded.in_hand,
 		starts = excluded.starts, together = excluded.together,
-		suspects = excluded.suspects, alone = false, freed = false`
+		suspects = excluded.suspects, alone = false, freed = excluded.freed`
 
 // lowered are keys whose lowest successor is news, with its id. Called with mu
 // held.
