@@ -106,9 +106,6 @@ func (m *membership) leave() error {
 		// The parts of SettleTimeout: for calls to return, for commits, and
 		// the rest for giving leases back.
 		part := r.cfg.SettleTimeout * 2 / 5
-		for _, w := range all {
-			w.cutOff()
-		}
 		m.orderAll(order{cut: true})
 		over := m.await(ctx, all, time.After(part), nil)
 		if !over {

@@ -308,9 +308,9 @@ func (w *worker) begin(c *call) {
 	h, began := &handle{c, c.gen.Load()}, c.began // c is used anew once it has returned
 	w.dest.calling.Add(1)
 	go func() {
-		defer w.dest.calling.Add(-1)
 		w.dest.Sink.Publish(ctx, sink.Batch{Messages: c.msgs, Report: h.report, Accepted: h.accept, Stale: h.isStale})
 		cancel()
+		w.dest.calling.Add(-1) // before the worker learns of it, which may let Run return
 		if !c.fate.CompareAndSwap(isOpen, hasReturned) {
 			w.dest.hung.Add(-1)
 		}

@@ -95,7 +95,7 @@ type order struct {
 	drain  bool         // have nothing in hand, and say so
 	resume *store.Lease // go on, with this lease
 	leave  bool         // have nothing in hand, and end
-	cut    bool         // calls of the sink have been cut off
+	cut    bool         // cut calls of the sink off
 	giveUp bool         // settle what is known, without what is not
 }
 
@@ -266,7 +266,8 @@ func (w *worker) obey() {
 		case o.drain:
 			w.draining, w.told = true, false
 		case o.cut:
-			w.cutting = true
+			w.cutting = true // before a call can answer that it was cut off
+			w.cutOff()
 		case o.giveUp:
 			w.cutting, w.givingUp = true, true
 		}
