@@ -2,8 +2,10 @@ package pgstore_test
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -102,4 +104,48 @@ func TestFiftyWritersThatHold(t *testing.T) {
 		t.Errorf("%d lost, %d order breaks, %d repeated", lost, got.breaks, got.again)
 	}
 	t.Logf("%d events", n+1)
+}
+
+// What a sink says is settled, whatever bytes it is made of: PostgreSQL takes
+// neither NULs nor what is not UTF-8, and a settlement that is refused would be
+// tried for ever, with all of its lease behind it.
+func TestWhateverASinkSaysIsSettled(t *testing.T) {
+	s, db := open(t, pgstore.Config{})
+	bytes := "a\x00b\xFFc\xC3"
+	class := sink.Class(bytes + strings.Repeat("long", 100_000))
+	sk := memsink.New(memsink.Config{Decide: func(_ context.Context, m sink.Message) sink.Result {
+		r := sink.Result{Class: class, Err: errors.New(bytes), Receipt: bytes}
+		switch m.Key {
+		case "reject":
+			r.Status = sink.Reject
+		case "retry":
+			r.Status = sink.Retry
+		default:
+			r.Status = sink.Delivered
+		}
+		return r
+	}})
+	for _, k := range []string{"reject", "retry", "good"} {
+		insert(t, db, k, k)
+	}
+	_, stop := relaying(t, s, sk, relay.Config{Destinations: []relay.Destination{{Retry: relay.Retry{Immediate: -1, Base: time.Hour, Cap: time.Hour}}}})
+	arrive(t, sk, 1, "beside what the sink refused")
+	stop() // settles
+	want := map[string]store.State{"reject": store.Failed, "retry": store.Waiting, "good": store.Published}
+	page, err := s.List(t.Context(), store.ListParams{Limit: 10})
+	if err != nil || len(page.Entries) != len(want) {
+		t.Fatalf("%d events are there, %v", len(page.Entries), err)
+	}
+	for _, e := range page.Entries {
+		if e.State != want[e.Key] {
+			t.Errorf("%s is %v: %q %q", e.Key, e.State, e.Class, e.Message)
+		}
+		if e.State != store.Published && (e.Class != string(sink.ClassOther) || !strings.HasSuffix(e.Message, "a\uFFFDb\uFFFDc\uFFFD")) {
+			t.Errorf("%s is of class %q, and its evidence %q", e.Key, e.Class, e.Message)
+		}
+	}
+	var receipts string
+	if err := db.QueryRow(`select receipts->>0 from outbox_journal where receipts::text <> '[]'`).Scan(&receipts); err != nil || receipts != "a\uFFFDb\uFFFDc\uFFFD" {
+		t.Errorf("the receipt in the journal is %q, %v", receipts, err)
+	}
 }

@@ -212,7 +212,7 @@ func (b *breaker) partial(through bool, total uint64) bool {
 // open begins an outage. mu is held.
 func (b *breaker) open(err error) {
 	if err != nil {
-		b.err = err.Error()
+		b.err = text(err)
 	}
 	if b.state == CircuitOpen {
 		return

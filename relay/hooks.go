@@ -36,7 +36,8 @@ type Hooks struct {
 	LeaseLost func(destination string)
 
 	// Broken is called when a sink did what it has promised not to: reported
-	// twice or not at all, or delivered behind a failure of the same key.
+	// twice, not at all, or with a class that does not exist, did not return,
+	// or delivered behind a failure of the same key.
 	Broken func(destination string)
 
 	// WakeUp is called when something made the relay look for events:

@@ -42,6 +42,7 @@ func (rs *receipts) add(s string) {
 		rs.extra++
 		return
 	}
+	prefix = clean(prefix, maxReceipt)
 	if rs.open == nil {
 		rs.open = map[string]int{}
 	}

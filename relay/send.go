@@ -331,6 +331,12 @@ func (h *handle) report(i int, r sink.Result) {
 		c.w.brokenPromise("reported a message twice")
 		return
 	}
+	if r.Status != sink.Delivered {
+		var ok bool
+		if r, ok = classed(r); !ok {
+			c.w.brokenPromise("reported a class that does not exist")
+		}
+	}
 	c.results[i] = r
 	c.flags[i].Store(flagSet)
 	if r.Status != sink.Delivered {

@@ -326,11 +326,3 @@ func (w *worker) waiting(k *work, i int, due time.Duration, class sink.Class, er
 	return store.Outcome{State: store.Waiting, Attempts: k.attempts(i), Due: due,
 		Class: string(class), Message: text(err)}
 }
-
-// text is an error as the store gets it, which cuts it.
-func text(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
-}
