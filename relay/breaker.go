@@ -72,32 +72,44 @@ func (b *breaker) take(w *worker, want int) (t ticket, wait time.Duration) {
 	if b.state == CircuitClosed {
 		return ticket{want, CircuitClosed}, 0
 	}
+	if rests, wait := b.rests(w); rests {
+		return ticket{}, wait
+	}
+	if b.state == CircuitOpen {
+		b.probe, b.last = w, w
+		delete(b.asked, w)
+		return ticket{1, CircuitOpen}, 0
+	}
+	n := min(want, b.allow-b.out)
+	if n <= 0 {
+		return ticket{}, 0
+	}
+	b.out += n
+	return ticket{n, CircuitRamping}, 0
+}
+
+// rests reports whether w may send nothing now, not even a probe, and for how
+// long; 0 means that it is poked. mu is held.
+func (b *breaker) rests(w *worker) (bool, time.Duration) {
 	at := b.dest.relay.now()
 	b.asked[w] = true
 	switch {
 	case at < b.until:
-		return ticket{}, b.until - at
-	case b.state == CircuitOpen && b.probe != nil:
-		return ticket{}, 0
-	case b.state == CircuitOpen:
-		// Another worker's turn comes first, if it takes it.
-		if turn := b.until + b.cfg.Base; b.last == w && len(b.asked) > 1 && at < turn {
-			return ticket{}, turn - at
-		}
-		b.probe, b.last = w, w
-		delete(b.asked, w)
-		return ticket{1, CircuitOpen}, 0
-	default:
-		n := min(want, b.allow-b.out)
-		if n <= 0 {
-			return ticket{}, 0
-		}
-		b.out += n
-		return ticket{n, CircuitRamping}, 0
+		return true, b.until - at
+	case b.state != CircuitOpen:
+		return false, 0
+	case b.probe != nil:
+		return true, 0
 	}
+	// Another worker's turn comes first, if it takes it.
+	if turn := b.until + b.cfg.Base; b.last == w && len(b.asked) > 1 && at < turn {
+		return true, turn - at
+	}
+	return false, 0
 }
 
-// unused gives back what was not needed of a ticket.
+// unused gives back what was not needed of a ticket. Who has asked meanwhile may
+// have it.
 func (b *breaker) unused(w *worker, t ticket, n int) ticket {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -376,14 +388,14 @@ func (b *breaker) show(h *DestinationHealth) {
 	}
 }
 
-// opensIn is how long nothing will be sent, not even a probe.
-func (b *breaker) opensIn() time.Duration {
+// mayRest is rests for who does not send at once.
+func (b *breaker) mayRest(w *worker) (bool, time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.state == CircuitClosed {
-		return 0
+		return false, 0
 	}
-	return max(0, b.until-b.dest.relay.now())
+	return b.rests(w)
 }
 
 func (b *breaker) isOpen() bool {

@@ -305,6 +305,7 @@ func (w *worker) begin(c *call) {
 	c.began, c.through, c.known = w.relay.now(), w.dest.brk.delivered.Load(), w.seen
 	ctx, cancel := context.WithTimeout(w.pub, w.dest.PublishTimeout)
 	w.calls = append(w.calls, c)
+	c.k.sent = true
 	h, began := &handle{c, c.gen.Load()}, c.began // c is used anew once it has returned
 	w.dest.calling.Add(1)
 	go func() {

@@ -32,6 +32,7 @@ const (
 // settle begins a Commit if there is something to write.
 func (w *worker) settle() {
 	if w.commit != nil || w.ctx.Err() != nil {
+		w.standAside()
 		return
 	}
 	c := &commit{p: store.CommitParams{Lease: w.lease}}
@@ -111,6 +112,7 @@ func (c *commit) settleFirst(k *work) {
 // addStarts gathers the claims that may be started beside what is in hand.
 func (w *worker) addStarts(c *commit) {
 	if w.draining || !w.relay.keeper.fresh() {
+		w.standAside()
 		return
 	}
 	open := 0
@@ -143,23 +145,53 @@ func (c *commit) start(k *work) {
 }
 
 // mayStart reports whether a claim that was read may be in hand beside the
-// others.
+// others. One that has to be alone stands in line at the gate only while it
+// could be sent: else it would keep everybody waiting, for nothing, or for
+// itself.
 func (w *worker) mayStart(k *work) bool {
+	if !k.claim.Alone {
+		return w.fits(k)
+	}
+	if !w.fits(k) || !w.couldSend() {
+		w.relay.cfg.Gate.leave(&k.alone)
+		return false
+	}
+	return w.relay.cfg.Gate.enter(w, &k.alone, true)
+}
+
+// fits reports whether a claim bears what else of the lease is in hand, and is
+// borne by it.
+func (w *worker) fits(k *work) bool {
 	lone := k.claim.Exclusive || k.claim.Alone
 	for _, o := range w.inHand() {
 		if o != k && o.stage != isRead && (lone || o.claim.Exclusive || o.claim.Alone) {
 			return false
 		}
 	}
-	if !k.claim.Alone {
-		return true
-	}
-	// In an outage it would keep everybody waiting, for nothing.
-	if wait := w.dest.brk.opensIn(); wait > 0 {
-		w.at(w.relay.now() + wait)
+	return true
+}
+
+// couldSend reports whether the destination would be sent something now.
+func (w *worker) couldSend() bool {
+	if w.dest.hung.Load() >= maxHung {
+		w.at(w.relay.now() + w.dest.SlowAfter)
 		return false
 	}
-	return w.relay.cfg.Gate.enter(w, &k.alone, true)
+	rests, wait := w.dest.brk.mayRest(w)
+	if wait > 0 {
+		w.at(w.relay.now() + wait)
+	}
+	return !rests
+}
+
+// standAside takes what waits to be alone out of the line at the gate, while it
+// cannot be started.
+func (w *worker) standAside() {
+	for _, k := range w.inHand() {
+		if k.claim.Alone && k.stage == isRead {
+			w.relay.cfg.Gate.leave(&k.alone)
+		}
+	}
 }
 
 // write asks the store until it has answered. What it is given stays the same,

@@ -162,9 +162,12 @@ func (w *worker) putAside(k *work) {
 // it was made of exceptions. For the last few of a Fresh one it costs the store
 // an exception for each key, and is done with no more than some until something
 // has been delivered: in a real outage the page stays as it is. One that has to
-// be alone in hand makes room for everybody.
+// be alone in hand makes room for everybody, and waits for no probe.
 func (w *worker) makeRoom(k *work) {
-	if k.stage != started || k.todo == 0 || k.left != k.todo || w.probes == k.probes || !w.dest.brk.isOpen() {
+	if k.stage != started || k.todo == 0 || k.left != k.todo || !w.dest.brk.isOpen() {
+		return
+	}
+	if w.probes == k.probes && !(k.claim.Alone && k.sent) {
 		return
 	}
 	if k.claim.Kind == store.Fresh && !k.claim.Alone {

@@ -49,6 +49,7 @@ type work struct {
 	probes   int   // worker.probes when it was read
 	stuck    int64 // worker.turn in which nothing of it could be sent
 
+	sent     bool // a call has begun with something of it
 	marred   bool // not everything was published
 	asides   int  // InHand in the store, or about to be
 	ended    map[int]store.Outcome
@@ -89,7 +90,7 @@ func (w *worker) recycle(k *work) {
 	clear(k.refused)
 	clear(k.ended)
 	k.receipts.reset()
-	k.claim, k.asides, k.marred = nil, 0, false
+	k.claim, k.asides, k.marred, k.sent = nil, 0, false, false
 	if len(w.spare) < w.relay.cfg.InFlightClaims+1 {
 		w.spare = append(w.spare, k)
 	}
