@@ -115,10 +115,16 @@ func (b *breaker) unused(w *worker, t ticket, n int) ticket {
 	defer b.mu.Unlock()
 	switch {
 	case n == 0:
+		return t
 	case t.state == CircuitRamping:
-		b.out -= n
+		b.out = max(0, b.out-n)
 	case t.state == CircuitOpen && b.probe == w:
 		b.probe = nil
+	}
+	for o := range b.asked {
+		if o != w {
+			o.poke()
+		}
 	}
 	t.n -= n
 	return t
@@ -128,6 +134,7 @@ func (b *breaker) unused(w *worker, t ticket, n int) ticket {
 type tally struct {
 	delivered   int
 	answered    int // a definite no, which needs somebody who says it
+	rejected    int // those that lie in the message
 	unknown     int
 	unreachable int
 	throttled   int
@@ -143,6 +150,7 @@ func (t *tally) count(r *sink.Result) {
 		return
 	case r.Status == sink.Reject:
 		t.answered++
+		t.rejected++
 		return
 	case r.Class == sink.ClassUnreachable:
 		t.unreachable++
@@ -165,6 +173,7 @@ func (t *tally) count(r *sink.Result) {
 func (t *tally) add(o tally) {
 	t.delivered += o.delivered
 	t.answered += o.answered
+	t.rejected += o.rejected
 	t.unknown += o.unknown
 	t.unreachable += o.unreachable
 	t.throttled += o.throttled
@@ -264,7 +273,7 @@ func (b *breaker) done(w *worker, c *call) {
 	sum := &c.sum
 	if c.ticket.state == CircuitRamping {
 		b.out = max(0, b.out-c.ticket.n)
-		if b.state == CircuitRamping && sum.throttled == 0 && sum.delivered > 0 {
+		if b.state == CircuitRamping && sum.throttled == 0 && sum.delivered+sum.rejected > 0 {
 			b.grow()
 		}
 		b.pokeAll()

@@ -107,6 +107,66 @@ func TestProbesTakeTurns(t *testing.T) {
 	})
 }
 
+// What a worker gives back of its right to send is had by another one, which has
+// asked meanwhile, at once: nothing else would wake it.
+func TestRightsGivenBackWakeOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, ws := testBreaker(t, 2)
+		a, o := ws[0], ws[1]
+		b.tell(a, ticket{n: 1}, tally{unreachable: 1})
+		time.Sleep(time.Second)
+		giveBack := func(what string) {
+			t.Helper()
+			tk, _ := b.take(a, 2)
+			if got, wait := b.take(o, 2); tk.n == 0 || got.n != 0 || wait != 0 {
+				t.Fatalf("%s: one had %d, the other %d and to wait %v", what, tk.n, got.n, wait)
+			}
+			clearNews(a)
+			clearNews(o)
+			b.unused(a, tk, tk.n)
+			mustBePoked(t, o, what+" that is given back")
+			if len(a.news) > 0 {
+				t.Errorf("%s: who has no use for it is asked again", what)
+			}
+		}
+		giveBack("a probe")
+		probe, _ := b.take(o, 1)
+		if probe.n != 1 {
+			t.Fatal("the probe was not to be had")
+		}
+		b.tell(o, probe, tally{delivered: 1})
+		giveBack("a portion")
+		if tk, _ := b.take(o, 9); tk.n != 2 {
+			t.Errorf("the portion was %d, not 2", tk.n)
+		}
+	})
+}
+
+// A destination that refuses each message for what it is answers: it is not sent
+// two at a time for ever. Where it says that it will pass, it is.
+func TestRampGrowsWithRejections(t *testing.T) {
+	for class, closed := range map[sink.Status]bool{sink.Reject: true, sink.Retry: false} {
+		inWorld(t, memsink.Config{Decide: func(ctx context.Context, m sink.Message) sink.Result {
+			sleep(ctx, 10*time.Millisecond)
+			return answer(class, sink.ClassRefused)
+		}}, func(w *world) {
+			r := w.start(func(c *Config) {
+				c.MaxRecords = 100
+				c.Destinations[0].Retry = Retry{Base: time.Hour, Cap: time.Hour}
+			})
+			w.sink.Break(nil)
+			w.add(many(2000, 2000)...)
+			time.Sleep(time.Minute)
+			w.sink.Mend()
+			time.Sleep(time.Minute)
+			if h := r.Health().Destinations[0]; (h.Circuit == "closed") != closed || h.Circuit == "open" {
+				t.Errorf("all answers are %v: the breaker is %s", class, h.Circuit)
+			}
+			r.end()
+		})
+	}
+}
+
 // The breaker remembers for how long it was open, bounded and never less.
 func TestWasOpen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
