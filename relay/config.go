@@ -126,6 +126,10 @@ type Destination struct {
 
 	// Sink carries the messages. Needed. It stays the caller's: close it
 	// when Run has returned.
+	//
+	// A panic in it, as in Match and To, ends the process: nobody knows what
+	// state it has left behind. If one event is the cause, it is found by the
+	// deaths, and FAILED as worker_died after MaxStarts of them.
 	Sink sink.Sink
 
 	// Match says whether an event is for this destination; one that is not

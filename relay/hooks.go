@@ -9,6 +9,10 @@ import (
 
 // Hooks are told what a relay does. Any of them may be nil. They are called
 // from many goroutines, must not block and must not keep what they are given.
+//
+// None is called after Run has returned, if every call of the sinks and the
+// store had returned by then; Run's error tells of those that had not. (Of Wake
+// WakeUp is told whenever it is called.)
 type Hooks struct {
 	// Event is called once for each event and turn: when it was published,
 	// skipped by the destination's rules, failed for good, or put back to be

@@ -311,12 +311,13 @@ func (w *worker) begin(c *call) {
 	go func() {
 		w.dest.Sink.Publish(ctx, sink.Batch{Messages: c.msgs, Report: h.report, Accepted: h.accept, Stale: h.isStale})
 		cancel()
-		w.dest.calling.Add(-1) // before the worker learns of it, which may let Run return
-		if !c.fate.CompareAndSwap(isOpen, hasReturned) {
-			w.dest.hung.Add(-1)
-		}
+		// All before the worker learns of it, which may let Run return.
 		if f := w.relay.cfg.Hooks.Publish; f != nil {
 			f(w.dest.Name, n, w.relay.now()-began)
+		}
+		w.dest.calling.Add(-1)
+		if !c.fate.CompareAndSwap(isOpen, hasReturned) {
+			w.dest.hung.Add(-1)
 		}
 		w.poke()
 	}()

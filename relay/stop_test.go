@@ -3,6 +3,8 @@ package relay
 import (
 	"context"
 	"errors"
+	"os"
+	"os/exec"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -10,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/outrider-dev/outrider"
 	"github.com/outrider-dev/outrider/memsink"
 	"github.com/outrider-dev/outrider/memstore"
 	"github.com/outrider-dev/outrider/sink"
@@ -300,3 +303,61 @@ func TestStopLosesNoLease(t *testing.T) {
 		}
 	})
 }
+
+// Run waits for a hook that a call's end has begun: nothing is told to who has
+// left.
+func TestNoHookAfterRun(t *testing.T) {
+	inWorld(t, memsink.Config{}, func(w *world) {
+		var open atomic.Int32
+		r := w.start(func(c *Config) {
+			c.Hooks.Publish = func(string, int, time.Duration) {
+				open.Add(1)
+				time.Sleep(3 * time.Second)
+				open.Add(-1)
+			}
+		})
+		w.add("a")
+		w.wait(1, time.Minute)
+		time.Sleep(time.Second)
+		if open.Load() != 1 {
+			t.Fatal("the hook is not under way, which this test is of")
+		}
+		r.end()
+		if n := open.Load(); n != 0 {
+			t.Errorf("%d hooks were under way when Run had returned", n)
+		}
+	})
+}
+
+// A sink that panics ends the process, as Destination.Sink says.
+func TestPanicOfASinkEndsTheProcess(t *testing.T) {
+	if os.Getenv("OUTRIDER_TEST_PANIC") == "" {
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$")
+		cmd.Env = append(os.Environ(), "OUTRIDER_TEST_PANIC=1")
+		out, err := cmd.CombinedOutput()
+		if err == nil || !strings.Contains(string(out), "panic: as scripted") {
+			t.Errorf("the process ended with %v: %s", err, out)
+		}
+		return
+	}
+	s := memstore.New(memstore.Config{})
+	tx := s.Begin()
+	if _, err := tx.Add(outrider.Event{AggregateType: "a", AggregateID: "1", Type: "T", Payload: []byte("{}")}); err != nil {
+		t.Fatal(err)
+	}
+	if err := tx.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	r, err := New(Config{Store: s, Destinations: []Destination{{Name: "out", Sink: panics{}, FromEarliest: true}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Error(r.Run(t.Context())) // never returns
+}
+
+// panics is a sink that does.
+type panics struct{}
+
+func (panics) Capabilities() sink.Capabilities     { return sink.Capabilities{} }
+func (panics) Close(context.Context) error         { return nil }
+func (panics) Publish(context.Context, sink.Batch) { panic("as scripted") }
