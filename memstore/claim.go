@@ -190,11 +190,13 @@ func (b *builder) fresh() {
 	}
 }
 
-// exceptions counts those of the lease, a held key without a head being one.
+// exceptions counts those that bound the lease, a held key without a head being
+// one.
 func (b *builder) exceptions() int {
 	n := 0
 	for x := range b.dest.exceptions {
-		if b.lease.lanes.Has(x.row.record.Lane) {
+		idle := x.state == store.Scheduled || x.state == store.Failed && x.key == nil
+		if !idle && b.lease.lanes.Has(x.row.record.Lane) {
 			n++
 		}
 	}

@@ -73,8 +73,12 @@ type Config struct {
 	MaxBytesInFlight   int
 	MaxRecordsInFlight int
 
-	// MaxExceptions is how many waiting and failed events of a lease are
-	// borne before it takes no new ones. 0: 10,000; negative: no limit.
+	// MaxExceptions is how many events of a lease may wait for another try, and
+	// keys be held, before it takes no new ones; a store may bear a few times
+	// as many keys. It bounds memory, and what the database is asked again and
+	// again. Failed events that hold no key (unordered ones, those let go by
+	// Skip) and scheduled ones do not count: they hold up nobody. 0: 10,000;
+	// negative: no limit.
 	MaxExceptions int
 
 	// MaxStarts is how many processes may die with an event alone in hand

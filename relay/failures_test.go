@@ -6,13 +6,16 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/outrider-dev/outrider"
 	"github.com/outrider-dev/outrider/memsink"
 	"github.com/outrider-dev/outrider/sink"
+	"github.com/outrider-dev/outrider/store"
 )
 
 // logLines keeps what is logged.
@@ -98,5 +101,58 @@ func TestFailuresAreNamed(t *testing.T) {
 		if all := lines.take(t, sink.ClassInvalid); len(all) != 2*failuresShown+2 || all[2*failuresShown+1]["events"] != float64(many-failuresShown) {
 			t.Errorf("at the stop: %d lines, want %d", len(all), 2*failuresShown+2)
 		}
+	})
+}
+
+// Unordered events that are refused for good, however many, stop nobody, nor do
+// those that are scheduled: nothing but a person or time would make them fewer.
+// Those that wait for another try do bound the lease.
+func TestWhatHoldsNoKeyDoesNotStopTheLease(t *testing.T) {
+	inWorld(t, memsink.Config{Decide: func(_ context.Context, m sink.Message) sink.Result {
+		switch {
+		case strings.HasPrefix(m.Key, "good"):
+			return memsink.Deliver
+		case m.Key == "":
+			return answer(sink.Reject, sink.ClassNoTarget)
+		}
+		return answer(sink.Retry, sink.ClassRefused)
+	}}, func(w *world) {
+		r := w.start(func(c *Config) {
+			c.MaxExceptions, c.MaxRecords = 10, 5
+			c.Destinations[0].Retry = Retry{Base: time.Hour, Cap: time.Hour}
+		})
+		bad := w.add(make([]string, 100)...)
+		tx := w.store.Begin()
+		for range 100 {
+			e := outrider.Event{AggregateType: "order", AggregateID: "1", Type: "OrderPlaced", Unordered: true, Delay: time.Hour, Payload: []byte("{}")}
+			if _, err := tx.Add(e); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := tx.Commit(); err != nil {
+			t.Fatal(err)
+		}
+		w.add("good")
+		w.wait(1, time.Minute)
+		w.mustBe(store.Failed, bad...)
+		var keys []string
+		for i := range 100 {
+			keys = append(keys, fmt.Sprint("bad", i))
+		}
+		w.add(append(keys, "good-behind")...)
+		time.Sleep(10 * time.Minute)
+		waiting := 0
+		for _, e := range w.entries() {
+			if e.State == store.Waiting {
+				waiting++
+			}
+		}
+		if waiting < 10 || waiting > 10+6*5 { // claims that have been read ahead
+			t.Errorf("%d wait, of 10 and what was in hand", waiting)
+		}
+		if n := w.sink.Len(); n != 1 {
+			t.Errorf("%d arrived, though the lease is full", n)
+		}
+		r.end()
 	})
 }

@@ -220,8 +220,12 @@ type ClaimParams struct {
 	KeyShare int
 
 	// MaxExceptions is from how many exceptions of the lease on a Fresh claim
-	// stays empty. 0: no limit. An event that waits, is scheduled, slow or
-	// failed is one, and the hold on its key may count as another.
+	// stays empty. 0: no limit. An event that waits for another try or is slow
+	// counts, and a held key may count beside it; a driver may bear a few times
+	// as many held keys. What waits for its time alone (scheduled) or for
+	// somebody (failed, without a key that it holds) does not count: reading
+	// nothing would make them no fewer. It is judged anew for each claim, so
+	// that a lease goes on however they have ended.
 	MaxExceptions int
 }
 

@@ -15,6 +15,7 @@ var claimTests = []test{
 	{"MaxBytes", testMaxBytes},
 	{"MaxBytesDue", testMaxBytesDue},
 	{"MaxExceptions", testMaxExceptions},
+	{"IdleExceptions", testIdleExceptions},
 	{"KeyShare", testKeyShare},
 	{"KeyShareForgotten", testKeyShareForgotten},
 	{"KeyShareBehindHead", testKeyShareBehindHead},
@@ -156,6 +157,40 @@ func testMaxExceptions(b *bench) {
 	if got := m.drain(7, nil); got[6].Key != "b" {
 		b.t.Errorf("last came key %q", got[6].Key)
 	}
+	m.idle()
+}
+
+// What waits for somebody or for its time alone, and holds no key, is not counted,
+// however much of it there is.
+func testIdleExceptions(b *bench) {
+	m := b.owner()
+	m.params.MaxExceptions = 10
+	fail := func(what string, o store.Outcome, es ...outrider.Event) {
+		b.t.Helper()
+		b.put(es...)
+		for n := 0; n < len(es); {
+			c := m.nextFresh()
+			m.start(c)
+			m.settle(c, o)
+			n += len(c.Records)
+		}
+		e := event("behind-" + what)
+		b.put(e)
+		if got := m.drain(1, nil); got[0].ID != e.ID {
+			b.t.Errorf("behind %s came %v", what, ids(got))
+		}
+	}
+	var delayed, loose, keyed []outrider.Event
+	for i := range 25 {
+		e := event(fmt.Sprint("delayed-", i))
+		e.Delay = forever
+		delayed = append(delayed, e)
+		loose = append(loose, event(""))
+		keyed = append(keyed, event(fmt.Sprint("keyed-", i)))
+	}
+	b.put(delayed...)
+	fail("unordered ones that failed", failed(1, false), loose...)
+	fail("keys that go on without their failed ones", failed(1, true), keyed...)
 	m.idle()
 }
 

@@ -104,7 +104,9 @@ type Relay struct {
 	// max_bytes.
 	MaxBytesInFlight Size `yaml:"max_bytes_in_flight" default:"64MiB" min:"1KiB" max:"64GiB"`
 
-	// Waiting and failed events per lease from which on it takes no new ones.
+	// Events per lease that wait for another try, and keys that are held, from
+	// which on it takes no new ones. A store may bear a few times as many keys.
+	// Failed events that hold no key do not count, nor do scheduled ones.
 	MaxExceptions int `yaml:"max_exceptions" default:"10000" special:"unlimited: no bound" min:"1"`
 
 	// Processes that may die with an event alone in hand before it is FAILED
