@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 )
 
@@ -117,21 +118,35 @@ func (o *Outbox) explain(err error) error {
 		if strings.Contains(err.Error(), "no such table") { // SQLite's drivers have no codes in common
 			return WithHint(err, "make the table: outrider migrate up; or look at Config.Table and the file's path")
 		}
+		if otherDialect.MatchString(err.Error()) {
+			return WithHint(err, o.dialectHint())
+		}
 		return err
 	}
 	switch coded.SQLState() {
 	case "42P01", "3F000": // undefined_table, invalid_schema_name
-		return WithHint(err, "make the table: outrider migrate up; or look at Config.Table and the search_path")
+		return WithHint(err, "make the table: outrider migrate up; or look at Config.Table, at the search_path and at the role's USAGE on the schema")
+	case "42601": // syntax_error
+		return WithHint(err, o.dialectHint())
 	case "42703": // undefined_column
 		return WithHint(err, "the table is not the outbox's, or an old one: outrider migrate status")
 	case "42804": // datatype_mismatch
 		return WithHint(err, "the payload column is of another type than Config.Payload ("+o.config.Payload.String()+")")
 	case "42501": // insufficient_privilege
-		return WithHint(err, "the role needs INSERT on "+o.table+" and USAGE on the sequence of its id")
+		return WithHint(err, "the role needs INSERT on "+o.table+" and USAGE on the sequence of its id: docs/OPERATING.md, \"Rights on PostgreSQL\"")
 	case "25P02": // in_failed_sql_transaction
 		return WithHint(err, "an earlier statement of the transaction failed; its error is the one to look at")
 	}
 	return err
+}
+
+// otherDialect is what drivers say of a statement in another dialect, which has
+// other signs for parameters: some find out before the database is asked.
+var otherDialect = regexp.MustCompile(`(?i)syntax|unrecognized token|(named|unused|extra|insufficient|enough|\d) (arg|param)`)
+
+// dialectHint: no database but the one of the dialect understands the INSERT.
+func (o *Outbox) dialectHint() string {
+	return "the statement is written for Config.Dialect " + o.config.Dialect.String() + ": set the one of the database that the connection leads to"
 }
 
 // beginner is what *sql.DB and what embeds it have. *sql.Conn has it too, but may

@@ -161,6 +161,16 @@ func TestPostgresMissingTable(t *testing.T) {
 }
 
 // A name that needs quotes, in a schema of its own.
+func TestPostgresWrongDialect(t *testing.T) {
+	dsn := migrated(t, outrider.PayloadBytea)
+	for _, mode := range modes {
+		err := mustNew(t, outrider.Config{Dialect: outrider.SQLite}).Add(t.Context(), open(t, dsn, mode), placed())
+		if want := "the statement is written for Config.Dialect sqlite: set the one of the database"; !strings.HasPrefix(outrider.Hint(err), want) {
+			t.Errorf("%s: hint %q of %v", mode, outrider.Hint(err), err)
+		}
+	}
+}
+
 func TestPostgresQualifiedTable(t *testing.T) {
 	db := open(t, migrated(t, 0), pgx.QueryExecModeCacheStatement)
 	mustExec(t, db, `create schema "my.App"; create table "my.App"."the ""box""" (like outbox_events including all)`)

@@ -1,8 +1,11 @@
 package outrider_test
 
 import (
+	"context"
 	"database/sql"
+	"errors"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	_ "modernc.org/sqlite"
@@ -25,6 +28,41 @@ func TestSQLiteAllOrNothing(t *testing.T) {
 }
 
 func TestSQLiteBasics(t *testing.T) { testBasics(t, openSQLite(t, migrate.Stream), lite) }
+
+// A statement for another database is a syntax error, which says nothing of why.
+func TestSQLiteWrongDialect(t *testing.T) {
+	o := mustNew(t, outrider.Config{Dialect: outrider.Postgres})
+	err := o.Add(t.Context(), openSQLite(t, migrate.Stream), placed())
+	if want := "the statement is written for Config.Dialect postgres: set the one of the database"; !strings.HasPrefix(outrider.Hint(err), want) {
+		t.Errorf("hint %q of %v", outrider.Hint(err), err)
+	}
+}
+
+// saying is a driver whose every statement ends with the same error.
+type saying string
+
+func (s saying) ExecContext(context.Context, string, ...any) (sql.Result, error) {
+	return nil, errors.New(string(s))
+}
+
+// Drivers say it in words of their own, and other things that are no such hint.
+func TestWrongDialectByOtherDrivers(t *testing.T) {
+	o := mustNew(t, outrider.Config{Dialect: outrider.Postgres})
+	for text, want := range map[string]bool{
+		"Error 1064 (42000): You have an error in your SQL syntax; check the manual": true,
+		`near "::": syntax error`:                        true,
+		`unrecognized token: ":"`:                        true,
+		"not enough args to execute query: want 5 got 0": true,
+		"sql: expected 0 arguments, got 5":               true,
+		"write tcp 127.0.0.1:5432: invalid argument":     false,
+		"disk is full":                                   false,
+	} {
+		hint := outrider.Hint(o.Add(t.Context(), saying(text), placed()))
+		if got := strings.Contains(hint, "Config.Dialect"); got != want {
+			t.Errorf("%q: hint %q", text, hint)
+		}
+	}
+}
 
 // The row set takes the same INSERT.
 func TestSQLiteRows(t *testing.T) {
