@@ -7,6 +7,8 @@ import (
 	"net/url"
 	"regexp"
 	"strings"
+
+	"github.com/outrider-dev/outrider/route"
 )
 
 var nameForm = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,62}$`)
@@ -82,10 +84,13 @@ func (k *checker) listen() {
 	if k.Listen == Off || !k.sound("listen", "allow_remote") {
 		return
 	}
-	host, _, err := net.SplitHostPort(k.Listen)
+	host, p, err := net.SplitHostPort(k.Listen)
 	if err != nil {
 		k.bad("listen", "is %q, want host:port, or off", k.Listen)
 		return
+	}
+	if wrong := port(p); wrong != "" {
+		k.bad("listen", "%s, or 0 for a free one", wrong)
 	}
 	if !k.AllowRemote && !isLoopback(host) {
 		k.bad("listen", "%s can be reached by others, and the endpoint has no authentication; listen on 127.0.0.1, or set allow_remote: true if something in front of it keeps strangers out", k.Listen)
@@ -139,6 +144,12 @@ func (k *checker) sources() {
 		k.oneOf(path, kinds{{"postgres", s.Postgres != nil}, {"sqlite", s.SQLite != nil}})
 		if s.SQLite != nil && s.SQLite.Path == "" && k.sound(path+".sqlite") {
 			k.bad(path+".sqlite.path", "is empty")
+		}
+		if s.SQLite != nil && k.sound(path+".sqlite") {
+			k.sqlitePath(path+".sqlite.path", string(s.SQLite.Path))
+		}
+		if s.Postgres != nil && k.sound(path+".postgres.dsn") {
+			k.dsn(path+".postgres.dsn", s.Postgres.DSN.Reveal())
 		}
 	}
 }
@@ -222,6 +233,28 @@ func (k *checker) routes(path string, d *Destination) {
 		k.bad(path+".to", "stands beside routes; take one of them")
 	case d.To == nil && len(d.Routes) == 0 && d.Log == nil:
 		k.bad(path, "says nothing of where events go: to or routes is needed")
+	default:
+		k.places(path, d)
+	}
+}
+
+// places looks at what a template has of its own.
+func (k *checker) places(path string, d *Destination) {
+	wrong := func(route.Template) string { return "" }
+	switch {
+	case d.Kafka != nil:
+		wrong = topic
+	case d.NATS != nil:
+		wrong = subject
+	}
+	if d.To != nil && k.sound(path+".to") && wrong(*d.To) != "" {
+		k.bad(path+".to", "is %q: %s", d.To, wrong(*d.To))
+	}
+	for i, r := range d.Routes {
+		at := fmt.Sprintf("%s.routes[%d].to", path, i)
+		if k.sound(at) && wrong(r.To) != "" {
+			k.bad(at, "is %q: %s", r.To, wrong(r.To))
+		}
 	}
 }
 
@@ -239,12 +272,15 @@ func (k *checker) kafka(path string, c *Kafka) {
 		if !k.sound(fmt.Sprintf("%s.brokers[%d]", path, i)) {
 			continue
 		}
-		if host, port, err := net.SplitHostPort(b); err != nil || host == "" || port == "" || strings.Contains(b, "@") {
-			if strings.Contains(b, "@") {
-				k.bad(fmt.Sprintf("%s.brokers[%d]", path, i), "has a user or password in it; they belong under sasl, in a configuration file")
-				continue
-			}
-			k.bad(fmt.Sprintf("%s.brokers[%d]", path, i), "is %q, want host:port", b)
+		at := fmt.Sprintf("%s.brokers[%d]", path, i)
+		host, p, err := net.SplitHostPort(b)
+		switch {
+		case strings.Contains(b, "@"):
+			k.bad(at, "has a user or password in it; they belong under sasl, in a configuration file")
+		case err != nil || host == "" || p == "":
+			k.bad(at, "is %q, want host:port", b)
+		case port(p) != "":
+			k.bad(at, "%s", port(p))
 		}
 	}
 	k.tls(path+".tls", c.TLS)
@@ -263,6 +299,8 @@ func (k *checker) nats(path string, c *NATS) {
 			k.bad(fmt.Sprintf("%s.urls[%d]", path, i), "holds a login, which would be shown; use user and password, token, nkey_file or creds_file")
 		case !contains([]string{"nats", "tls"}, u.Scheme):
 			k.bad(fmt.Sprintf("%s.urls[%d]", path, i), "is %q, want nats:// or tls://", s)
+		case natsPort(u) != "":
+			k.bad(fmt.Sprintf("%s.urls[%d]", path, i), "%s", natsPort(u))
 		}
 	}
 	logins := 0

@@ -74,6 +74,22 @@ func TestProblems(t *testing.T) {
 		{"too large", strings.Repeat("#\n", maxFile), "f:1: has more than 262144 bytes"},
 		{"not a map", "- a", "f:1: the file has to be a map of keys to values"},
 		{"not YAML", "a: [1,\nb: {", "f:2: is not valid YAML"},
+		{"template without quotes", minimal(kafka + "  to: {aggregate_type}-events\n"), `f:7: is not valid YAML: a value that begins with { has to be put in quotes, or it is read as a map: to: "{aggregate_type}-events"`},
+		{"two fields without quotes", minimal(kafka + "  to: {type|kebab}{key}\n"), `quotes, or it is read as a map: to: "{type|kebab}{key}"`},
+		{"template in a map without quotes", minimal(kafka + "  routes: [{to: {type}-x}]\n"), `quotes, or it is read as a map: to: "{type}-x"`},
+		{"field without quotes", minimal(kafka + "  to: {type}\n"), `f:7: destinations[0].to: is a map, want a value; a value that begins with { has to be put in quotes`},
+		{"scheme of another database", strings.Replace(minimal(kafka+"  to: a\n"), "{env: DSN}", "'mysql://app:s3cr3t@h/x'", 1), "f:3: sources[0].postgres.dsn: has the scheme mysql, want postgres://USER"},
+		{"password before a scheme", strings.Replace(minimal(kafka+"  to: a\n"), "{env: DSN}", "'S3cr3t!://h/x'", 1), "f:3: sources[0].postgres.dsn: has the scheme another, want postgres://USER"},
+		{"SQLite's file as a DSN", strings.Replace(minimal(kafka+"  to: a\n"), "{env: DSN}", "'sqlite:shop.db'", 1), "f:3: sources[0].postgres.dsn: is a file of SQLite; write sqlite: {path: ...}"},
+		{"DSN without form", strings.Replace(minimal(kafka+"  to: a\n"), "{env: DSN}", "'localhost'", 1), "f:3: sources[0].postgres.dsn: is neither a URL nor key=value pairs"},
+		{"DSN as a path", strings.Replace(minimal(kafka+"  to: a\n"), "postgres: {dsn: {env: DSN}}", "sqlite: {path: 'postgres://h/x'}", 1), "f:3: sources[0].sqlite.path: is an address, want the path of a file"},
+		{"path with a scheme", strings.Replace(minimal(kafka+"  to: a\n"), "postgres: {dsn: {env: DSN}}", "sqlite: {path: 'sqlite:x.db'}", 1), "f:3: sources[0].sqlite.path: begins with sqlite:, want the path alone"},
+		{"port of listen", "listen: 127.0.0.1:99999\n" + minimal(kafka+"  to: a\n"), `f:1: listen: has the port "99999", want 1 to 65535, or 0 for a free one`},
+		{"port of a broker", minimal("  kafka: {brokers: ['k:90922']}\n  to: a\n"), `f:6: destinations[0].kafka.brokers[0]: has the port "90922"`},
+		{"port of a server", minimal("  nats: {urls: ['nats://h:70000']}\n  to: a\n"), `f:6: destinations[0].nats.urls[0]: has the port "70000"`},
+		{"topic", minimal(kafka + "  to: 'order events'\n"), `f:7: destinations[0].to: is "order events": has other characters`},
+		{"subject for many", minimal("  nats: {urls: ['nats://h']}\n  routes: [{to: 'shop.>'}]\n"), `f:7: destinations[0].routes[0].to: is "shop.>": has * or >`},
+		{"subject with a hole", minimal("  nats: {urls: ['nats://h']}\n  to: 'shop..{type}'\n"), `has nothing between two dots`},
 		{"unknown key", minimal(kafka + "  to: a\n  ordr: skip\n"), `f:8: destinations[0].ordr: unknown key; did you mean "order"?`},
 		{"unknown key, none near", minimal(kafka + "  to: a\n  xyzzyplugh: 1\n"), "f:8: destinations[0].xyzzyplugh: unknown key; there are name, source, kafka"},
 		{"unknown key at the top", "lisen: off\n" + minimal(kafka+"  to: a\n"), `f:1: lisen: unknown key; did you mean "listen"?`},
@@ -302,5 +318,71 @@ func TestBrokerWithPassword(t *testing.T) {
 	_, err := Parse("f", []byte(minimal("  kafka: {brokers: ['u:sekret@127.0.0.1:9092']}\n  to: a\n")), func(string) (string, bool) { return "", false })
 	if err == nil || strings.Contains(err.Error(), "sekret") || !strings.Contains(err.Error(), "sasl") {
 		t.Errorf("a broker's address with a password: %v", err)
+	}
+}
+
+// What the host has to have is looked at for whoever asks, and all at once.
+func TestCheckHost(t *testing.T) {
+	dir := t.TempDir()
+	pem := filepath.Join(dir, "not.pem")
+	if err := os.WriteFile(pem, []byte("no certificate"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	text := fmt.Sprintf(`
+sources:
+- name: shop
+  postgres: {dsn: "postgres://app:s3cr3t@db:bad/shop"}
+- name: local
+  sqlite: {path: %[1]s/no/shop.db}
+destinations:
+- {name: a, source: shop, log: {file: %[1]s/no/events}}
+- {name: b, source: shop, log: {file: %[1]s}}
+- {name: c, source: shop, log: {file: %[2]s/events}}
+- {name: d, source: local, log: {file: %[1]s/events}}
+- name: e
+  source: local
+  to: x
+  nats: {urls: ["nats://h"], creds_file: %[1]s/creds, tls: {ca_file: %[2]s, cert_file: %[2]s, key_file: %[2]s}}
+- {name: f, source: local, log: {file: %[2]s}}
+`, dir, pem)
+	c, err := Parse("f", []byte(text), environment)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bad := errors.New("cannot parse s3cr3t")
+	err = c.CheckHost(func(dsn string) error {
+		if strings.Contains(dsn, ":bad") {
+			return bad
+		}
+		return nil
+	})
+	if err == nil {
+		t.Fatal("nothing was found")
+	}
+	want := []string{
+		"f:4: sources[0].postgres.dsn: cannot be understood: write postgres://USER",
+		"f:6: sources[1].sqlite.path: cannot be made: stat DIR/no: no such file",
+		"f:8: destinations[0].log.file: cannot be made: stat DIR/no: no such file",
+		"f:9: destinations[1].log.file: DIR is a folder",
+		"f:10: destinations[2].log.file: cannot be written: stat DIR/not.pem/events: not a directory",
+		"f:15: destinations[4].nats.creds_file: open DIR/creds: no such file",
+		"f:15: destinations[4].nats.tls.ca_file: DIR/not.pem has no certificate in PEM",
+		"f:15: destinations[4].nats.tls.cert_file: does not go with key_file: ",
+	}
+	got := strings.Split(strings.ReplaceAll(err.Error(), dir, "DIR"), "\n")
+	if len(got) != len(want) {
+		t.Errorf("%d problems, want %d", len(got), len(want))
+	}
+	for i := range min(len(got), len(want)) {
+		if !strings.HasPrefix(got[i], want[i]) {
+			t.Errorf("got  %s\nwant %s", got[i], want[i])
+		}
+	}
+	if strings.Contains(err.Error(), "s3cr3t") {
+		t.Error("a password is shown")
+	}
+	// Nothing was made.
+	if files, _ := os.ReadDir(dir); len(files) != 1 {
+		t.Errorf("%d files", len(files))
 	}
 }

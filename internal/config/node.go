@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 
 	"github.com/goccy/go-yaml"
@@ -56,7 +57,7 @@ func parse(data []byte) (n *node, err *Problem) {
 	}()
 	file, perr := parser.ParseBytes(data, 0)
 	if perr != nil {
-		return nil, syntaxProblem(perr)
+		return nil, unquoted(data, syntaxProblem(perr))
 	}
 	var body ast.Node
 	for _, doc := range file.Docs {
@@ -83,6 +84,28 @@ func syntaxProblem(err error) *Problem {
 			p.Line, p.Column = t.Position.Line, t.Position.Column
 		}
 	}
+	return p
+}
+
+// template is a value that YAML takes for a map with something behind it.
+var template = regexp.MustCompile(`([A-Za-z_][\w-]*):\s+(\{[^\s{}"',]*\}[^\s,\]"']+)`)
+
+// unquoted says what to do where a syntax error comes from a template without
+// quotes; what the library says of it helps nobody.
+func unquoted(data []byte, p *Problem) *Problem {
+	lines := strings.Split(string(data), "\n")
+	if p.Line > len(lines) {
+		return p
+	}
+	m := template.FindStringSubmatch(lines[p.Line-1])
+	if m == nil {
+		return p
+	}
+	value := m[2]
+	for strings.Count(value, "}") > strings.Count(value, "{") { // of the map around it
+		value = strings.TrimSuffix(value, "}")
+	}
+	p.Message = fmt.Sprintf("is not valid YAML: a value that begins with { has to be put in quotes, or it is read as a map: %s: %q", m[1], value)
 	return p
 }
 
