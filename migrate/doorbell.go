@@ -19,9 +19,22 @@ func Doorbell(ctx context.Context, db *sql.DB, on bool) error {
 		query = doorbellOn
 	}
 	if _, err := db.ExecContext(ctx, query); err != nil {
-		return fmt.Errorf("migrate doorbell: %w", err)
+		return explainRights(fmt.Errorf("migrate doorbell: %w", err))
 	}
 	return nil
+}
+
+// HasDoorbell reports whether Doorbell has made the trigger and nobody has
+// removed or disabled it.
+func HasDoorbell(ctx context.Context, db *sql.DB) (bool, error) {
+	var on bool
+	err := db.QueryRowContext(ctx, `
+		select to_regclass('outbox_doorbell') is not null and exists (
+			select from pg_trigger where tgrelid = to_regclass('outbox_events') and tgname = 'outbox_ring' and tgenabled <> 'D')`).Scan(&on)
+	if err != nil {
+		return false, fmt.Errorf("migrate doorbell: %w", err)
+	}
+	return on, nil
 }
 
 // The function runs with its owner's rights, so that applications need none on

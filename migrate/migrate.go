@@ -104,7 +104,7 @@ func Up(ctx context.Context, db *sql.DB, o Options) ([]Step, error) {
 	for {
 		step, err := m.up(ctx, db, last)
 		if err != nil {
-			return done, fmt.Errorf("migrate up: %w", err)
+			return done, m.explain(fmt.Errorf("migrate up: %w", err))
 		}
 		if step == nil {
 			return done, nil
@@ -125,7 +125,7 @@ func Down(ctx context.Context, db *sql.DB, o Options) ([]Step, error) {
 	for {
 		step, err := m.down(ctx, db, o.To)
 		if err != nil {
-			return done, fmt.Errorf("migrate down: %w", err)
+			return done, m.explain(fmt.Errorf("migrate down: %w", err))
 		}
 		if step == nil {
 			return done, nil
@@ -142,7 +142,7 @@ func Status(ctx context.Context, db *sql.DB, o Options) (State, error) {
 	}
 	s, err := m.read(ctx, db)
 	if err != nil {
-		return State{}, fmt.Errorf("migrate status: %w", err)
+		return State{}, m.explain(fmt.Errorf("migrate status: %w", err))
 	}
 	st := State{Version: s.version(), Newest: len(m.files), Steps: m.steps(s)}
 	for _, d := range s.drift {
@@ -162,7 +162,7 @@ func Check(ctx context.Context, db *sql.DB, o Options) error {
 	}
 	s, err := m.read(ctx, db)
 	if err != nil {
-		return fmt.Errorf("check the outbox's schema: %w", err)
+		return m.explain(fmt.Errorf("check the outbox's schema: %w", err))
 	}
 	return m.check(s)
 }
@@ -190,7 +190,7 @@ func (m *migrator) check(s *state) error {
 	}
 	if v := s.version(); v == 0 && s.tables == 0 {
 		return outrider.WithHint(fmt.Errorf("%w: there is no table %s", ErrMissing, m.events),
-			"run: "+m.command("up")+"; if it was, look at the database and the search_path that the connection names")
+			"run: "+m.command("up")+"; if it was, look at the database and the search_path that the connection names, and at the role's USAGE on the schema")
 	} else if v == 0 {
 		return outrider.WithHint(fmt.Errorf("%w: table %s exists, but outbox_migrations has no word of it", ErrMissing, m.events),
 			"run the statements on outbox_migrations that "+m.command("sql")+" prints")

@@ -406,7 +406,7 @@ func (ses *session) Leave(ctx context.Context) error {
 // privilegeError adds the advice for a missing privilege.
 func privilegeError(err error) error {
 	if isCode(err, "42501") {
-		return outrider.WithHint(err, "the relay's role needs SELECT on outbox_events, SELECT/INSERT/UPDATE/DELETE on the other outbox tables, and USAGE on the sequences")
+		return outrider.WithHint(err, "grant what the error names; docs/OPERATING.md lists the rights of relays and operators under \"Rights on PostgreSQL\"")
 	}
 	if isCode(err, "42P01") || isCode(err, "42703") {
 		return outrider.WithHint(err, "the schema is missing or old: run `outrider migrate up`")

@@ -197,7 +197,7 @@ func TestStartErrorsOfPostgres(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _, _ = conn.Exec(context.Background(), fmt.Sprintf("drop role %q", role)) })
-	check("no rights", source(strings.Replace(dsn, "postgres@", role+"@", 1))+toLog, "permission denied")
+	check("no rights", source(strings.Replace(dsn, "postgres@", role+"@", 1))+toLog, "lacks rights: SELECT on outbox_migrations, SELECT on outbox_events, SELECT, INSERT, UPDATE on outbox_source and more | grant select on outbox_migrations to "+role+"; grant select on outbox_events to ")
 
 	if _, err := conn.Exec(t.Context(), "alter table outbox_events drop column headers"); err != nil {
 		t.Fatal(err)

@@ -39,7 +39,14 @@ func OpenInspector(ctx context.Context, s config.Source, log *slog.Logger) (stor
 }
 
 func openStore(ctx context.Context, s config.Source, log *slog.Logger, inspect bool) (store.Store, error) {
-	if err := checkSchema(ctx, s); err != nil {
+	want := ToLook
+	if !inspect {
+		want = toRelay
+	}
+	if s.Postgres != nil && s.Postgres.Doorbell && !inspect {
+		want = all(want, rights("update", bellSequence))
+	}
+	if err := checkSchema(ctx, s, want); err != nil {
 		return nil, explain(err)
 	}
 	var st store.Store
@@ -80,7 +87,7 @@ func openSQLite(ctx context.Context, c config.SQLite, log *slog.Logger) (store.S
 	return st, nil
 }
 
-func checkSchema(ctx context.Context, s config.Source) error {
+func checkSchema(ctx context.Context, s config.Source, want Rights) error {
 	db, dialect, err := OpenDB(s)
 	if err != nil {
 		return err
@@ -90,6 +97,11 @@ func checkSchema(ctx context.Context, s config.Source) error {
 		// Opening would make an empty file.
 		if _, err := os.Stat(string(s.SQLite.Path)); err != nil {
 			return outrider.WithHint(err, "make the database with: outrider migrate up --db sqlite:"+string(s.SQLite.Path))
+		}
+	}
+	if s.Postgres != nil {
+		if err := checkRights(ctx, db, want); err != nil {
+			return err
 		}
 	}
 	return migrate.Check(ctx, db, migrate.Options{Dialect: dialect})
@@ -111,6 +123,12 @@ func OpenDB(s config.Source) (*sql.DB, outrider.Dialect, error) {
 	// No statement is prepared, so that a transaction pooler may stand between.
 	c.DefaultQueryExecMode = pgx.QueryExecModeExec
 	return stdlib.OpenDB(*c), outrider.Postgres, nil
+}
+
+// CheckDSN reads a DSN as the driver does, and connects to nothing.
+func CheckDSN(dsn string) error {
+	_, err := pgx.ParseConfig(dsn)
+	return err
 }
 
 // sqliteDSN is how an application opens the file, as the documentation asks.

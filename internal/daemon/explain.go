@@ -48,8 +48,8 @@ func explain(err error) error {
 
 func postgresHint(code string) string {
 	switch {
-	case code == "42501":
-		return "the role lacks a privilege: outrider migrate sql says which tables there are; grant SELECT, INSERT, UPDATE and DELETE on those it names"
+	case code == codeRights:
+		return "the role lacks a right that the error names: grant it; " + rightsDoc
 	case code == "42P01":
 		return "a table is missing: outrider migrate up, or look at the search_path"
 	case code == "42703":
