@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"regexp"
 	"strings"
 
 	"github.com/alecthomas/kong"
@@ -19,7 +20,7 @@ import (
 	"github.com/outrider-dev/outrider/store"
 )
 
-// The exit codes.
+// The exit codes; migrate status has some of its own.
 const (
 	exitOK     = 0
 	exitFailed = 1
@@ -28,7 +29,7 @@ const (
 
 // commands is the whole command line, as kong reads it from tags.
 type commands struct {
-	Output string `short:"o" enum:"text,json" default:"text" placeholder:"text|json" help:"Form of what is printed: text or json. In json, ids are strings and durations are numbers of seconds."`
+	Output string `short:"o" enum:"text,json" default:"text" placeholder:"text|json" help:"Form of what is printed: text or json. In json, ids are strings, durations are numbers of seconds, and an error is an object on standard error."`
 
 	Demo    demoCmd    `cmd:"" group:"start" help:"See it survive crashes: a shop, a relay and a broker on this machine, no servers needed."`
 	Dev     devCmd     `cmd:"" group:"start" help:"Relay one database to one destination, without a file."`
@@ -46,6 +47,8 @@ type commands struct {
 	Rebase rebaseCmd `cmd:"" group:"act" help:"Go on in another database cluster, after a restore."`
 
 	Version versionCmd `cmd:"" help:"Print the version."`
+
+	ShowVersion versionFlag `name:"version" hidden:"" help:"Print the version."`
 }
 
 var groups = []kong.Group{
@@ -61,6 +64,7 @@ type app struct {
 	ctx      context.Context
 	in       io.Reader
 	out, err io.Writer
+	args     []string
 	json     bool
 	// open is daemon.OpenInspector; tests put in a store of theirs.
 	open func(context.Context, config.Source, *slog.Logger) (store.Store, error)
@@ -81,6 +85,7 @@ type exit int
 
 func (a *app) run(args []string) (code int) {
 	a.redact = func(s string) string { return s }
+	a.args, a.json = args, asksForJSON(args)
 	var c commands
 	parser, err := newParser(&c, a)
 	if err != nil {
@@ -106,8 +111,14 @@ func (a *app) run(args []string) (code int) {
 	a.command = k.Selected().FullPath()
 	if err := k.Run(a); err != nil {
 		var u *usageError
-		if errors.As(err, &u) {
+		var e *ended
+		switch {
+		case errors.As(err, &u):
 			return a.usage(err)
+		case errors.As(err, &e) && e.error == nil:
+			return e.code // and all is said
+		case errors.As(err, &e) && e.code != 0:
+			return a.fail(err, e.code)
 		}
 		return a.fail(err, exitFailed)
 	}
@@ -119,11 +130,45 @@ func newParser(c *commands, a *app) (*kong.Kong, error) {
 		kong.Name("outrider"),
 		kong.Description(about),
 		kong.Writers(a.out, a.err),
+		kong.Bind(a),
 		kong.Exit(func(code int) { panic(exit(code)) }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 100, NoExpandSubcommands: true}),
 		kong.ExplicitGroups(groups),
 	)
 }
+
+// asksForJSON finds out before anything is parsed, for errors of the parser.
+func asksForJSON(args []string) bool {
+	for i, arg := range args {
+		switch {
+		case arg == "--":
+			return false
+		case arg == "-o" || arg == "--output":
+			if i+1 < len(args) && args[i+1] == "json" {
+				return true
+			}
+		case arg == "-ojson" || arg == "-o=json" || arg == "--output=json":
+			return true
+		}
+	}
+	return false
+}
+
+// ended is an error with an exit code of its own; without one in it, all has
+// been printed.
+type ended struct {
+	error
+	code int
+}
+
+func (e *ended) Error() string {
+	if e.error == nil {
+		return fmt.Sprintf("exit code %d", e.code)
+	}
+	return e.error.Error()
+}
+
+func (e *ended) Unwrap() error { return e.error }
 
 // usageError is a mistake in how a command was called.
 type usageError struct{ error }
@@ -143,26 +188,69 @@ func (a *app) usage(err error) int {
 		case errors.As(err, &p) && p.Context != nil && p.Context.Selected() != nil:
 			command = p.Context.Selected().FullPath()
 		}
-		err = outrider.WithHint(err, command+" --help")
+		hint := command + " --help"
+		if m := noValue.FindStringSubmatch(err.Error()); m != nil {
+			err = fmt.Errorf("%s lacks its value", m[1])
+		}
+		if dash := a.dashed(err); dash != "" {
+			err = fmt.Errorf("%s is taken for a flag, and there is none of that name", dash)
+			hint = "an argument that begins with - stands behind --, and all flags before it: " + command + " [flags] -- " + quote(dash)
+		}
+		err = outrider.WithHint(err, hint)
 	}
 	return a.fail(err, exitUsage)
+}
+
+// noValue is what the parser says of a flag at the end of the line.
+var noValue = regexp.MustCompile(`^(--[\w-]+): expected \w+ value but got "EOL"`)
+
+// dashed is the argument that was taken for a flag, if it can have been meant as
+// an id: no flag of ours begins with a digit.
+func (a *app) dashed(err error) string {
+	if !strings.Contains(err.Error(), "unknown flag") {
+		return ""
+	}
+	for _, arg := range a.args {
+		if len(arg) > 1 && arg[0] == '-' && arg[1] >= '0' && arg[1] <= '9' {
+			return arg
+		}
+	}
+	return ""
+}
+
+// failure is an error as JSON.
+type failure struct {
+	Error    string           `json:"error"`
+	Hint     string           `json:"hint,omitempty"`
+	Problems []config.Problem `json:"problems,omitempty"` // of a configuration file, each by itself
+	Code     int              `json:"exit_code"`
 }
 
 // fail prints an error and what to do about it.
 func (a *app) fail(err error, code int) int {
 	var invalid *config.Error
 	hint := outrider.Hint(err)
+	if errors.As(err, &invalid) && hint == "" {
+		hint = "docs/CONFIG.md tells each key with its default"
+	}
+	// Drivers spread an error over lines.
+	text := strings.Join(strings.Fields(err.Error()), " ")
+	if a.json {
+		f := failure{Error: a.redact(text), Hint: a.redact(hint), Code: code}
+		if invalid != nil {
+			f.Error, f.Problems = a.redact(err.Error()), invalid.Problems
+		}
+		enc := json.NewEncoder(a.err)
+		enc.SetEscapeHTML(false)
+		_ = enc.Encode(f) // like every write to the terminal
+		return code
+	}
 	switch {
 	case errors.As(err, &invalid):
 		for line := range strings.SplitSeq(invalid.Error(), "\n") {
 			fmt.Fprintf(a.err, "error: %s\n", a.redact(line))
 		}
-		if hint == "" {
-			hint = "docs/CONFIG.md tells each key with its default"
-		}
 	default:
-		// Drivers spread an error over lines.
-		text := strings.Join(strings.Fields(err.Error()), " ")
 		fmt.Fprintf(a.err, "error: %s\n", a.redact(text))
 	}
 	if hint != "" {
@@ -203,6 +291,16 @@ func (a *app) print(v any, text func(w io.Writer), next string) error {
 	return err
 }
 
+// say tells people something on the way, on standard error.
+func (a *app) say(format string, args ...any) {
+	text := a.redact(fmt.Sprintf(format, args...))
+	if a.json {
+		a.logger(config.Log{Level: "info"}).Info(text)
+		return
+	}
+	fmt.Fprintln(a.err, text)
+}
+
 // logger writes messages to standard error, without secrets.
 func (a *app) logger(c config.Log) *slog.Logger {
 	var level slog.Level
@@ -218,7 +316,7 @@ func (a *app) logger(c config.Log) *slog.Logger {
 		}
 		return at
 	}}
-	if c.Format == "json" {
+	if c.Format == "json" || a.json {
 		return slog.New(slog.NewJSONHandler(a.err, o))
 	}
 	return slog.New(slog.NewTextHandler(a.err, o))

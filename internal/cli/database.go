@@ -9,6 +9,7 @@ import (
 
 	"github.com/outrider-dev/outrider"
 	"github.com/outrider-dev/outrider/internal/config"
+	"github.com/outrider-dev/outrider/internal/daemon"
 )
 
 // selection says which database a command means.
@@ -131,5 +132,17 @@ func withSource[T any](a *app, src config.Source, what string, f func(T) error) 
 	case !ok:
 		return fmt.Errorf("this kind of database cannot %s", what)
 	}
-	return f(t)
+	return daemon.ExplainRights(a.ctx, src, rightsTo(what), f(t))
+}
+
+// rightsTo are those of the database that a command needs.
+func rightsTo(what string) daemon.Rights {
+	switch what {
+	case "be operated on":
+		return daemon.ToAct
+	case "retire a destination":
+		return daemon.ToRetire
+	default:
+		return daemon.ToLook
+	}
 }

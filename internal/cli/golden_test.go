@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -30,6 +31,7 @@ type fakeStore struct {
 	moved   bool
 	retired bool
 	targets []store.Target
+	page    func(store.ListParams) store.Page
 }
 
 func (*fakeStore) Close() error { return nil }
@@ -52,7 +54,7 @@ func (f *fakeStore) Status(context.Context) (store.Status, error) {
 		Warnings: []string{"partitions end in 2 days\nmake more"},
 	}
 	if f.relays {
-		s.Relays = []store.RelayStatus{{Name: "a/1", Seen: 250 * time.Millisecond}, {Name: "c/3", Seen: 6 * time.Second, Gone: true}}
+		s.Relays = []store.RelayStatus{{Name: "0/0", Seen: 6 * time.Second, Gone: true}, {Name: "a/1", Seen: 250 * time.Millisecond}, {Name: "c/3", Seen: 6 * time.Second, Gone: true}}
 	}
 	return s, nil
 }
@@ -73,6 +75,9 @@ func (f *fakeStore) List(_ context.Context, p store.ListParams) (store.Page, err
 		return store.Page{}, nil
 	}
 	page := store.Page{Entries: entries}
+	if f.page != nil {
+		return f.page(p), nil
+	}
 	if p.Limit == 2 {
 		page.Entries, page.Next = entries[:2], "18"
 	}
@@ -150,8 +155,12 @@ func (bareStore) Close() error { return nil }
 // call runs a command line against a store and gives back all that it printed.
 func call(t *testing.T, st store.Store, args ...string) string {
 	t.Helper()
+	return callWithin(t.Context(), st, args...)
+}
+
+func callWithin(ctx context.Context, st store.Store, args ...string) string {
 	var out, errs strings.Builder
-	a := &app{ctx: t.Context(), in: strings.NewReader(""), out: &out, err: &errs, open: daemon.OpenInspector}
+	a := &app{ctx: ctx, in: strings.NewReader(""), out: &out, err: &errs, open: daemon.OpenInspector}
 	if st != nil {
 		a.open = func(context.Context, config.Source, *slog.Logger) (store.Store, error) { return st, nil }
 	}
@@ -305,7 +314,10 @@ func TestUsage(t *testing.T) {
 		{"dev", "--db", "sqlite:x", "--to", "kafka://h"}, {"dev", "--db", "sqlite:x", "--to", "redis://h/x"},
 		{"dev", "--db", "sqlite:x", "--to", "nats://h:4222/a.{tipe}"}, {"run", "-c", "testdata/absent.yaml"},
 		{"migrate", "sql", "--dialect", "sqlite", "--payload", "json"}, {"migrate", "sql", "--dialect", "postgres", "--set", "rows"}, {"demo", "--script", "2s dance"}, {"demo", "--rate", "0"},
-		{"status", "-o", "xml"}, {"status", "--source", "x", "-c", "testdata/two.yaml"}, {"status", "--source", "sho", "-c", "testdata/two.yaml"},
+		{"show", "-5", "--db", db}, {"show", "--db", db, "--", "-5"}, {"skip", "3", "--key"}, {"skip", "--key", "-x", "--db", db},
+		{"skip", "--key=-x", "--db", db}, {"migrate", "doorbell", "maybe", "--db", db}, {"migrate", "up", "--payload", "text", "--db", db},
+		{"lst", "-o", "json"}, {"show", "--output=json", "-5"}, {"show", "1", "-o", "json", "--db", db}, {"run", "-c", "testdata/wrong.yaml", "-ojson"},
+		{"skip", "broken", "-o", "json", "--db", db}, {"status", "-o", "xml"}, {"status", "--source", "x", "-c", "testdata/two.yaml"}, {"status", "--source", "sho", "-c", "testdata/two.yaml"},
 	} {
 		got.WriteString(call(t, &fakeStore{}, args...))
 	}
@@ -323,6 +335,109 @@ func TestValidate(t *testing.T) {
 		got.WriteString(call(t, nil, args...))
 	}
 	golden(t, "validate", got.String())
+}
+
+// --version is what people try first.
+func TestVersion(t *testing.T) {
+	cleanEnvironment(t)
+	for _, args := range [][]string{{"--version"}, {"-o", "json", "--version"}} {
+		flag, command := call(t, nil, args...), call(t, nil, append(args[:len(args)-1:len(args)-1], "version")...)
+		_, flag, _ = strings.Cut(flag, "\n")
+		_, command, _ = strings.Cut(command, "\n")
+		if flag != command || !strings.Contains(flag, "go1.") || !strings.Contains(flag, "--- exit 0") {
+			t.Errorf("%s\nand by the command\n%s", flag, command)
+		}
+	}
+}
+
+// sparse is a store in which one row of a thousand matches, up to some row.
+func sparse(asked *[]store.ListParams, matching func(row int) bool, last int) func(store.ListParams) store.Page {
+	return func(p store.ListParams) (page store.Page) {
+		*asked = append(*asked, p)
+		row, _ := strconv.Atoi(p.AfterRow)
+		for range p.Limit {
+			if row++; row > last {
+				return page
+			}
+			if matching(row) {
+				for _, d := range []string{"audit", "orders"} {
+					page.Entries = append(page.Entries, store.Entry{Destination: d, Row: strconv.Itoa(row), Type: "T", Key: "k", State: store.Pending, CreatedAt: at})
+				}
+			}
+		}
+		page.Next = strconv.Itoa(row)
+		return page
+	}
+}
+
+// A list goes on behind what does not match, until it has what it was asked for.
+func TestListGoesOn(t *testing.T) {
+	cleanEnvironment(t)
+	tenth := func(row int) bool { return row > 3000 && row%10 == 0 }
+	for _, test := range []struct {
+		args        string
+		last, pages int
+		want, not   []string
+	}{
+		{"--limit 3", 5000, 5, []string{"\n3010 ", "\n3030 ", "more: outrider list --state pending --limit 3 --after 3030 --db"}, []string{"\n3040 ", "so far"}},
+		{"--limit 3 --after 3030", 5000, 2, []string{"\n3040 ", "\n3060 ", "--after 3060"}, []string{"\n3030 ", "so far"}},
+		{"--limit 5", 3020, 5, []string{"\n3010 ", "\n3020 "}, []string{"more:", "so far"}},
+		{"--limit 5", 2000, 3, []string{"no event matches\n"}, []string{"more:", "so far"}},
+		{"--limit 5 --type Rare", 1e9, listPages, []string{"so far only up to row 999005 was looked at: events that do not match come in between\nnext: outrider list --state pending --type Rare --limit 5 --after 999005 --db"}, []string{"no event matches"}},
+	} {
+		t.Run(test.args, func(t *testing.T) {
+			var asked []store.ListParams
+			matching := tenth
+			if strings.Contains(test.args, "Rare") {
+				matching = func(int) bool { return false }
+			}
+			f := &fakeStore{page: sparse(&asked, matching, test.last)}
+			got := call(t, f, append([]string{"list", "--state", "pending", "--db", db}, strings.Fields(test.args)...)...)
+			got = strings.ReplaceAll(got, " --db postgres://app:xxxxx@db/shop", "")
+			for _, w := range test.want {
+				if !strings.Contains(got, strings.TrimSuffix(w, " --db")) {
+					t.Errorf("no %q", w)
+				}
+			}
+			for _, n := range test.not {
+				if strings.Contains(got, n) {
+					t.Errorf("%q is too much", n)
+				}
+			}
+			if len(asked) != test.pages || t.Failed() {
+				t.Errorf("%d pages were read, want %d\n%s", len(asked), test.pages, got)
+			}
+		})
+	}
+}
+
+// failedStore has FAILED events of dev.
+type failedStore struct{ fakeStore }
+
+func (*failedStore) Status(context.Context) (store.Status, error) {
+	return store.Status{Destinations: []store.DestinationStatus{{Name: "dev", Failed: store.Count{N: 3}}, {Name: "orders", Failed: store.Count{N: 9}}}}, nil
+}
+
+func TestDevTellsOfFailed(t *testing.T) {
+	cleanEnvironment(t)
+	for _, test := range []struct {
+		st   store.Store
+		want string
+	}{
+		{&failedStore{}, "earlier runs left FAILED events: 3. They are not sent again by themselves, wherever --to leads now, and hold back their keys; see: outrider list --state failed --db sqlite:x\n"},
+		{&fakeStore{}, ""},
+	} {
+		var errs strings.Builder
+		a := &app{ctx: t.Context(), err: &errs, redact: func(s string) string { return s },
+			open: func(context.Context, config.Source, *slog.Logger) (store.Store, error) { return test.st, nil }}
+		cfg, err := config.Adhoc("sqlite:x", "log:")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := (&devCmd{DB: "sqlite:x"}).tellFailed(a, cfg, &selection{DB: "sqlite:x"}); err != nil || errs.String() != test.want {
+			t.Errorf("%v, said %q", err, errs.String())
+		}
+	}
 }
 
 // What the statements are is the migrations' affair; here it counts that they

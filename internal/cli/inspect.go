@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/outrider-dev/outrider"
 	"github.com/outrider-dev/outrider/store"
@@ -36,25 +37,68 @@ func (c *listCmd) Run(a *app) error {
 	return with(a, &c.selection, "be looked into", func(i store.Inspector) error {
 		ctx, cancel := context.WithTimeout(a.ctx, openTimeout)
 		defer cancel()
-		page, err := i.List(ctx, store.ListParams{
-			Destination: c.Destination, State: states[c.State], Key: c.Key, Type: c.Type,
-			AfterRow: c.After, Limit: c.Limit,
-		})
+		page, stopped, err := c.find(ctx, i)
 		if err != nil {
 			return err
 		}
-		none := ""
-		if len(page.Entries) == 0 && page.Next == "" {
-			if none, err = c.nothing(ctx, i); err != nil {
+		note := ""
+		switch {
+		case stopped:
+			note = fmt.Sprintf("so far only up to row %s was looked at: events that do not match come in between", page.Next)
+		case len(page.Entries) == 0:
+			if note, err = c.nothing(ctx, i); err != nil {
 				return err
 			}
 		}
-		view := listView{Entries: []entryView{}, After: page.Next, Note: none}
+		view := listView{Entries: []entryView{}, After: page.Next, Note: note}
 		for _, e := range page.Entries {
 			view.Entries = append(view.Entries, viewEntry(e))
 		}
-		return a.print(view, func(w io.Writer) { c.write(w, page, none) }, c.next(page))
+		return a.print(view, func(w io.Writer) { c.write(w, page, note) }, c.next(page))
 	})
+}
+
+// Bounds of what one list looks through.
+const (
+	listPages = 1000
+	listTime  = 20 * time.Second
+	listAhead = 1000 // rows in a page of the store, once a first one was not enough
+)
+
+// find goes from page to page of the store until there are as many events as
+// were asked for: those of another state may stand in front by the thousand. It
+// reports whether it stopped before.
+func (c *listCmd) find(ctx context.Context, i store.Inspector) (out store.Page, stopped bool, err error) {
+	until := time.Now().Add(listTime)
+	p := store.ListParams{
+		Destination: c.Destination, State: states[c.State], Key: c.Key, Type: c.Type,
+		AfterRow: c.After, Limit: c.Limit,
+	}
+	rows := 0
+	for pages := 1; ; pages++ {
+		page, err := i.List(ctx, p)
+		if err != nil {
+			return out, false, err
+		}
+		out.Next = page.Next
+		for _, e := range page.Entries {
+			if n := len(out.Entries); n == 0 || out.Entries[n-1].Row != e.Row {
+				if rows == c.Limit { // the rest is for the next list
+					out.Next = out.Entries[n-1].Row
+					return out, false, nil
+				}
+				rows++
+			}
+			out.Entries = append(out.Entries, e)
+		}
+		switch {
+		case page.Next == "" || rows == c.Limit:
+			return out, false, nil
+		case pages == listPages || time.Now().After(until):
+			return out, true, nil
+		}
+		p.AfterRow, p.Limit = page.Next, listAhead
+	}
 }
 
 // nothing says why a list is empty. Events stand with destinations, and before
@@ -77,13 +121,9 @@ func (c *listCmd) nothing(ctx context.Context, i store.Inspector) (string, error
 	return "no event matches", nil
 }
 
-func (c *listCmd) write(w io.Writer, page store.Page, none string) {
-	if none != "" {
-		fmt.Fprintln(w, none)
-		return
-	}
+func (c *listCmd) write(w io.Writer, page store.Page, note string) {
 	if len(page.Entries) == 0 {
-		fmt.Fprintf(w, "no event matches so far; more: outrider list%s --after %s\n", c.same(), quote(page.Next))
+		fmt.Fprintln(w, note)
 		return
 	}
 	rows := [][]string{{"ROW", "CREATED", "TYPE", "KEY", "DESTINATION", "STATE", "ATTEMPTS", "WHY"}}
@@ -94,6 +134,9 @@ func (c *listCmd) write(w io.Writer, page store.Page, none string) {
 		})
 	}
 	table(w, rows...)
+	if note != "" {
+		fmt.Fprintln(w, note)
+	}
 	if page.Next != "" {
 		fmt.Fprintf(w, "more: outrider list%s --after %s\n", c.same(), quote(page.Next))
 	}
@@ -154,7 +197,7 @@ func why(e store.Entry) string {
 
 type showCmd struct {
 	selection
-	ID   string `arg:"" help:"The event's id, or its row's."`
+	ID   string `arg:"" help:"The event's id, or its row's; one that begins with - stands behind --."`
 	Full bool   `help:"Print the payload whole, however long it is."`
 }
 

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -24,9 +25,11 @@ type migrateCmd struct {
 type schema struct {
 	selection
 	Dialect string `enum:"auto,postgres,sqlite" default:"auto" placeholder:"postgres|sqlite" help:"Kind of database, if neither --db nor --config tells."`
-	Payload string `enum:"bytea,json" default:"bytea" placeholder:"bytea|json" help:"Type of the payload column on PostgreSQL: bytea takes anything, json is readable in psql. Chosen once."`
+	Payload string `placeholder:"bytea|json" help:"Type of the payload column on PostgreSQL: bytea, the default, takes anything; json is readable in psql. Chosen once: tables that have the other type are an error."`
 	Set     string `enum:"stream,rows" default:"stream" placeholder:"stream|rows" help:"Set of tables: stream is what the relay program serves; rows keep their state themselves, are for SQLite and are served by sqlitestore.OpenRows in a program of your own."`
 	To      int    `placeholder:"VERSION" help:"Stop at this version. Default: the newest, or for down none."`
+
+	absent int // exit code for a file that is not there; 0: as of any error
 }
 
 func (s *schema) options(a *app) (migrate.Options, error) {
@@ -55,11 +58,16 @@ func (s *schema) options(a *app) (migrate.Options, error) {
 	if o.Set == migrate.Rows && o.Dialect != outrider.SQLite {
 		return o, usagef("--set rows is for SQLite; PostgreSQL has the stream alone")
 	}
-	if s.Payload == "json" {
-		if o.Dialect != outrider.Postgres {
-			return o, usagef("--payload json is for PostgreSQL; SQLite keeps any payload as it is")
-		}
+	switch {
+	case s.Payload == "":
+	case s.Payload != "bytea" && s.Payload != "json":
+		return o, usagef("--payload is %q, want bytea or json", s.Payload)
+	case o.Dialect != outrider.Postgres:
+		return o, usagef("--payload %s is for PostgreSQL; SQLite keeps any payload as it is", s.Payload)
+	case s.Payload == "json":
 		o.Payload = outrider.PayloadJSON
+	default:
+		o.Payload = outrider.PayloadBytea
 	}
 	return o, nil
 }
@@ -87,7 +95,7 @@ func (s *schema) existing(a *app, f func(src config.Source, o migrate.Options, d
 	return s.open(a, func(src config.Source, o migrate.Options, db migrateDB) error {
 		if src.SQLite != nil {
 			if _, err := os.Stat(string(src.SQLite.Path)); err != nil {
-				return outrider.WithHint(err, "outrider migrate up"+s.flags()+" makes it")
+				return &ended{outrider.WithHint(err, "outrider migrate up"+s.flags()+" makes it"), s.absent}
 			}
 		}
 		return f(src, o, db)
@@ -184,7 +192,21 @@ type migrateStatusCmd struct {
 	schema
 }
 
+func (*migrateStatusCmd) Help() string {
+	return "Exits with 0 if a relay of this version can work with the tables, 3 if migrate up is to be run first, since they are missing or older, " +
+		"and 4 if they are newer or were changed by something else. 1 is for errors, such as a database that is away."
+}
+
+// The exit codes of migrate status alone.
+const (
+	exitMigrate = 3
+	exitDrift   = 4
+)
+
 type migrateStatusView struct {
+	// State is ok, missing, older, newer or changed.
+	State   string   `json:"state"`
+	Problem string   `json:"problem,omitempty"`
 	Version int      `json:"version"`
 	Newest  int      `json:"newest"`
 	Drift   []string `json:"drift,omitempty"`
@@ -192,21 +214,40 @@ type migrateStatusView struct {
 }
 
 func (c *migrateStatusCmd) Run(a *app) error {
+	c.absent = exitMigrate
 	return c.existing(a, func(_ config.Source, o migrate.Options, db migrateDB) error {
 		s, err := migrate.Status(a.ctx, db, o)
 		if err != nil {
 			return err
 		}
-		next := "outrider migrate up" + c.flags()
-		if s.Version >= s.Newest {
-			next = c.served("outrider status" + c.flags())
+		view := migrateStatusView{Version: s.Version, Newest: s.Newest, Drift: s.Drift, stepsView: viewSteps(s.Steps)}
+		wrong := migrate.Check(a.ctx, db, o)
+		code, next := exitDrift, outrider.Hint(wrong)
+		switch {
+		case wrong == nil:
+			view.State, code, next = "ok", exitOK, c.served("outrider status"+c.flags())
+		case errors.Is(wrong, migrate.ErrMissing) && s.Version == 0:
+			view.State, code, next = "missing", exitMigrate, "outrider migrate up"+c.flags()
+		case errors.Is(wrong, migrate.ErrOlder):
+			view.State, code, next = "older", exitMigrate, "outrider migrate up"+c.flags()
+		case errors.Is(wrong, migrate.ErrNewer):
+			view.State = "newer"
+		case errors.Is(wrong, migrate.ErrDrift):
+			view.State = "changed"
+		default:
+			return wrong
 		}
-		view := migrateStatusView{s.Version, s.Newest, s.Drift, viewSteps(s.Steps)}
-		return a.print(view, func(w io.Writer) { writeMigrateStatus(w, s) }, next)
+		if wrong != nil {
+			view.Problem = wrong.Error()
+		}
+		if err := a.print(view, func(w io.Writer) { writeMigrateStatus(w, s, wrong) }, next); err != nil || code == exitOK {
+			return err
+		}
+		return &ended{code: code}
 	})
 }
 
-func writeMigrateStatus(w io.Writer, s migrate.State) {
+func writeMigrateStatus(w io.Writer, s migrate.State, wrong error) {
 	switch {
 	case s.Version == 0:
 		fmt.Fprintln(w, "there is no outbox in this database")
@@ -224,6 +265,12 @@ func writeMigrateStatus(w io.Writer, s migrate.State) {
 	}
 	for _, d := range s.Drift {
 		fmt.Fprintf(w, "changed since: %s\n", d)
+	}
+	switch {
+	case wrong == nil && len(s.Drift) > 0:
+		fmt.Fprintln(w, "none of that does harm")
+	case errors.Is(wrong, migrate.ErrNewer), errors.Is(wrong, migrate.ErrDrift):
+		fmt.Fprintf(w, "no relay of this version starts: %v\n", wrong)
 	}
 }
 
@@ -266,13 +313,19 @@ func (c *migrateSQLCmd) Run(a *app) error {
 
 type migrateBellCmd struct {
 	schema
-	State string `arg:"" enum:"on,off" help:"on makes it, off removes it."`
+	State string `arg:"" optional:"" help:"on makes it, off removes it. Left out: tells whether it is there."`
 }
 
 func (c *migrateBellCmd) Run(a *app) error {
+	if c.State != "" && c.State != "on" && c.State != "off" {
+		return usagef("the doorbell is to be %q, want on or off", c.State)
+	}
 	return c.existing(a, func(src config.Source, _ migrate.Options, db migrateDB) error {
 		if src.Postgres == nil {
 			return usagef("the doorbell is for PostgreSQL; SQLite has no notifications")
+		}
+		if c.State == "" {
+			return c.tell(a, db)
 		}
 		if err := migrate.Doorbell(a.ctx, db, c.State == "on"); err != nil {
 			return err
@@ -283,4 +336,17 @@ func (c *migrateBellCmd) Run(a *app) error {
 		}
 		return a.print(map[string]string{"doorbell": c.State}, func(w io.Writer) { fmt.Fprintf(w, "the doorbell is %s\n", c.State) }, next)
 	})
+}
+
+// tell says how it is.
+func (c *migrateBellCmd) tell(a *app, db migrateDB) error {
+	on, err := migrate.HasDoorbell(a.ctx, db)
+	if err != nil {
+		return err
+	}
+	is, next := "off", "outrider migrate doorbell on"+c.flags()
+	if on {
+		is, next = "on", "outrider migrate doorbell off"+c.flags()
+	}
+	return a.print(map[string]string{"doorbell": is}, func(w io.Writer) { fmt.Fprintf(w, "the doorbell is %s\n", is) }, next)
 }

@@ -8,6 +8,8 @@ import (
 	"runtime"
 	"runtime/debug"
 
+	"github.com/alecthomas/kong"
+
 	"github.com/outrider-dev/outrider/internal/config"
 	"github.com/outrider-dev/outrider/internal/daemon"
 )
@@ -15,6 +17,17 @@ import (
 type migrateDB = *sql.DB
 
 type versionCmd struct{}
+
+// versionFlag is the same as a flag, as people try it.
+type versionFlag bool
+
+func (versionFlag) BeforeReset(k *kong.Kong, a *app) error {
+	if err := (versionCmd{}).Run(a); err != nil {
+		return err
+	}
+	k.Exit(exitOK)
+	return nil
+}
 
 // version is the module's, with the revision it was built from.
 func version() string {
@@ -54,7 +67,8 @@ type validateCmd struct {
 }
 
 func (*validateCmd) Help() string {
-	return "Nothing is connected to. Environment variables and files of secrets are read."
+	return "Environment variables and files that it names are read, and it is seen whether those to be written can be. " +
+		"Nothing is connected to: whether databases and destinations are there, and take the log-in, the start of a relay finds out; migrate status -c FILE tells of the tables."
 }
 
 type validateView struct {
@@ -78,6 +92,10 @@ type placeView struct {
 
 func (c *validateCmd) Run(a *app) error {
 	cfg, err := config.Load(c.File)
+	if err == nil {
+		a.redact = cfg.Redact
+		err = cfg.CheckHost(daemon.CheckDSN)
+	}
 	var invalid *config.Error
 	if errors.As(err, &invalid) && a.json {
 		if perr := a.print(validateView{Problems: invalid.Problems}, nil, ""); perr != nil {
@@ -87,7 +105,6 @@ func (c *validateCmd) Run(a *app) error {
 	if err != nil {
 		return err
 	}
-	a.redact = cfg.Redact
 	view := validateView{OK: true, Listen: cfg.Listen}
 	for _, s := range cfg.Sources {
 		sp := sourcePlaces{Name: s.Name, Kind: "postgres"}

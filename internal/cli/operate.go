@@ -15,14 +15,17 @@ import (
 
 // target says which event an operator means.
 type target struct {
-	ID          string `arg:"" optional:"" help:"The event's id, or its row's."`
-	Key         string `placeholder:"KEY" help:"Or the key: its FAILED head is meant."`
+	ID          string `arg:"" optional:"" help:"The event's id, or its row's; one that begins with - stands behind --."`
+	Key         string `placeholder:"KEY" help:"Or the key: its FAILED head is meant. --key=KEY takes one that begins with -."`
 	Destination string `placeholder:"NAME" help:"Only with this destination; else with each where it has FAILED or waits."`
 }
 
 func (t *target) store() (store.Target, error) {
-	if (t.ID == "") == (t.Key == "") {
+	switch {
+	case t.ID == "" && t.Key == "":
 		return store.Target{}, usagef("which event? give its ID or --key KEY")
+	case t.ID != "" && t.Key != "":
+		return store.Target{}, usagef("which event? %s and --key %s are two: give the ID or the key", t.ID, quote(t.Key))
 	}
 	return store.Target{Destination: t.Destination, ID: t.ID, Key: t.Key}, nil
 }

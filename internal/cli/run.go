@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"os/signal"
@@ -14,6 +13,7 @@ import (
 	"github.com/outrider-dev/outrider/internal/config"
 	"github.com/outrider-dev/outrider/internal/daemon"
 	"github.com/outrider-dev/outrider/migrate"
+	"github.com/outrider-dev/outrider/store"
 )
 
 type runCmd struct {
@@ -121,8 +121,11 @@ func (c *devCmd) Run(a *app) error {
 	if err := c.prepare(a, cfg.Sources[0]); err != nil {
 		return err
 	}
-	fmt.Fprintf(a.err, "%s -> %s\n", config.RedactDSN(c.DB), daemon.Place(cfg.Destinations[0]))
+	a.say("%s -> %s", config.RedactDSN(c.DB), daemon.Place(cfg.Destinations[0]))
 	s := selection{DB: c.DB}
+	if err := c.tellFailed(a, cfg, &s); err != nil {
+		return err
+	}
 	return a.relay(cfg, true, "outrider status"+s.flags())
 }
 
@@ -138,10 +141,29 @@ func (c *devCmd) prepare(a *app, src config.Source) error {
 	if !errors.Is(err, migrate.ErrMissing) {
 		return daemon.Explain(err)
 	}
-	fmt.Fprintf(a.err, "%s has no outbox yet: making its tables (outrider migrate sql --dialect %s shows them)\n",
+	a.say("%s has no outbox yet: making its tables (outrider migrate sql --dialect %s shows them)",
 		config.RedactDSN(c.DB), dialect)
 	_, err = migrate.Up(a.ctx, db, o)
 	return daemon.Explain(err)
+}
+
+// tellFailed says that there are events which dev will not send: those that
+// failed before, perhaps on their way to another --to.
+func (c *devCmd) tellFailed(a *app, cfg *config.Config, s *selection) error {
+	return withSource(a, cfg.Sources[0], "be looked into", func(i store.Inspector) error {
+		ctx, cancel := context.WithTimeout(a.ctx, openTimeout)
+		defer cancel()
+		st, err := i.Status(ctx)
+		if err != nil {
+			return err
+		}
+		for _, d := range st.Destinations {
+			if d.Name == cfg.Destinations[0].Name && d.Failed.N > 0 {
+				a.say("earlier runs left FAILED events: %s. They are not sent again by themselves, wherever --to leads now, and hold back their keys; see: outrider list --state failed%s", count(d.Failed), s.flags())
+			}
+		}
+		return nil
+	})
 }
 
 // usageOf marks an error as one of the call, keeping its hint.

@@ -33,6 +33,7 @@ func (c *statusCmd) Run(a *app) error {
 			slices.SortStableFunc(s.Destinations, func(x, y store.DestinationStatus) int {
 				return int(min(1, max(-1, y.OldestPending-x.OldestPending)))
 			})
+			slices.SortStableFunc(s.Relays, livingFirst)
 			s.Warnings = append(s.Warnings, c.findings(s)...)
 			all = append(all, s)
 			view.Sources = append(view.Sources, viewStatus(src.Name, s))
@@ -125,6 +126,18 @@ func (c *statusCmd) start(known bool) string {
 		return "outrider run -c FILE, with the destinations above"
 	default:
 		return "outrider dev" + c.flags() + " --to log:"
+	}
+}
+
+// livingFirst: those that are gone are history, and there may be many.
+func livingFirst(x, y store.RelayStatus) int {
+	switch {
+	case x.Gone == y.Gone:
+		return 0
+	case x.Gone:
+		return 1
+	default:
+		return -1
 	}
 }
 
