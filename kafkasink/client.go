@@ -30,7 +30,8 @@ type client struct {
 	writes, answers, lost atomic.Int64
 
 	// down is the error of the last connection, nil once anything was read.
-	down atomic.Pointer[error]
+	// refused is why the cluster takes no producer of ours; it stays.
+	down, refused atomic.Pointer[error]
 
 	// renew asks for a new client before the next call is handed over.
 	renew atomic.Bool
@@ -137,8 +138,10 @@ func (c *client) stop() {
 
 // downError is why the cluster cannot be reached, nil if it can.
 func (c *client) downError() error {
-	if err := c.down.Load(); err != nil {
-		return *err
+	for _, p := range []*atomic.Pointer[error]{&c.refused, &c.down} {
+		if err := p.Load(); err != nil {
+			return *err
+		}
 	}
 	return nil
 }
@@ -237,18 +240,28 @@ func (c *client) barrier() {
 // Level implements kgo.Logger.
 func (c *client) Level() kgo.LogLevel { return kgo.LogLevelInfo }
 
-// These two lines are written under the partition's lock just before the
-// library fails everything that is buffered in the partition. There is no
-// hook at that point; TestFailureIsNoticedAtOnce fails if they change.
+// Lines of the library's log that stand for hooks which it does not have.
 const (
+	// These two are written under the partition's lock just before everything
+	// that is buffered in the partition is failed;
+	// TestFailureIsNoticedAtOnce fails if they change.
 	logBatchFailed = "batch in a produce request failed"
 	logLoadFailed  = "produce partition load error, bumping error count on first stored batch"
+
+	// This is written before everything that is buffered anywhere is failed.
+	// What is in a topic of which the library is just now learning the
+	// partitions it misses, and would keep without ever sending it;
+	// TestRefusedProducerKeepsNothing fails if the line changes.
+	logRefused = "fatal InitProducerID error, failing all buffered records"
 )
 
 // Log implements kgo.Logger.
 func (c *client) Log(level kgo.LogLevel, msg string, keyvals ...any) {
 	if msg == logBatchFailed || msg == logLoadFailed {
 		c.noteFailing(msg, keyvals)
+	}
+	if msg == logRefused {
+		c.noteRefused(keyvals)
 	}
 	switch level {
 	case kgo.LogLevelError:
@@ -274,4 +287,16 @@ func (c *client) noteFailing(msg string, keyvals []any) {
 	if fails {
 		c.setFailing(p, true)
 	}
+}
+
+// noteRefused has the client replaced, which ends what is left in it.
+func (c *client) noteRefused(keyvals []any) {
+	err := errors.New(logRefused)
+	for i := 0; i+1 < len(keyvals); i += 2 {
+		if e, ok := keyvals[i+1].(error); ok && keyvals[i] == "err" {
+			err = e
+		}
+	}
+	c.refused.Store(&err)
+	c.fence()
 }

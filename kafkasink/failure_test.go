@@ -289,3 +289,18 @@ func TestNoBroker(t *testing.T) {
 		t.Errorf("hint %q", outrider.Hint(r.Err))
 	}
 }
+
+// A producer that the cluster refuses while the library is learning a topic's
+// partitions keeps no message: it is answered long before its time is over.
+func TestRefusedProducerKeepsNothing(t *testing.T) {
+	for range 30 {
+		cluster, brokers := fake(t)
+		topic := newTopic(t, brokers, 1, nil)
+		s := closeLater(t, open(t, Config{Brokers: brokers, DeliveryTimeout: time.Minute}))
+		cluster.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.InitProducerID}, Err: kerr.ClusterAuthorizationFailed, Count: 1})
+		want(t, "refused", publish(s, message(topic, "1", "a"))[0], sink.NotSent, sink.ClassAuth)
+		if t.Failed() {
+			return
+		}
+	}
+}

@@ -112,7 +112,7 @@ func closeLater(t *testing.T, s *Sink) *Sink {
 }
 
 // until waits for a condition.
-func until(t *testing.T, what string, ok func() bool) {
+func until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for limit := time.Now().Add(sinktest.Patience); !ok(); {
 		if time.Now().After(limit) {

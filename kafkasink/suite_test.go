@@ -58,9 +58,15 @@ func newTopic(t testing.TB, brokers []string, partitions int32, configs map[stri
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), sinktest.Patience)
 	defer cancel()
-	if _, err := kadm.NewClient(cl).CreateTopic(ctx, partitions, 1, set, name); err != nil {
+	adm := kadm.NewClient(cl)
+	if _, err := adm.CreateTopic(ctx, partitions, 1, set, name); err != nil {
 		t.Fatal(err)
 	}
+	// A broker with much to do may say for a while that it does not know it.
+	until(t, "the new topic", func() bool {
+		ends, err := adm.ListEndOffsets(ctx, name)
+		return err == nil && ends.Error() == nil && len(ends[name]) == int(partitions)
+	})
 	t.Cleanup(func() {
 		cl := plainClient(t, brokers)
 		defer cl.Close()

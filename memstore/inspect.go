@@ -192,7 +192,8 @@ func (s *Store) Show(ctx context.Context, id string) ([]store.Detail, error) {
 	return out, err
 }
 
-// targets are the cells that an operator means, which nobody has in hand.
+// targets are the cells that an operator means, which nobody has in hand. By a
+// key that is its head, if that has failed.
 func (s *Store) targets(t store.Target) []*cell {
 	var out []*cell
 	for _, r := range s.rows {
@@ -200,7 +201,7 @@ func (s *Store) targets(t store.Target) []*cell {
 			switch {
 			case t.Destination != "" && t.Destination != x.dest.name, x.claim != nil:
 			case t.ID != "" && (r.record.ID == t.ID || r.record.Row == t.ID),
-				t.ID == "" && t.Key != "" && r.record.Key == t.Key && x.state == store.Failed:
+				t.ID == "" && t.Key != "" && r.record.Key == t.Key && x.state == store.Failed && x.head():
 				out = append(out, x)
 			}
 		}

@@ -485,7 +485,7 @@ func (s *Store) Retry(ctx context.Context, t store.Target) (int, error) {
 		update outbox_exceptions set state = 'WAITING', due_at = clock_timestamp(), starts = 0,
 			attempts = case when state = 'FAILED' then 0 else attempts end,
 			first_failed = case when state = 'FAILED' then null else first_failed end
-		where destination = $1 and id = any($2) and state in ('FAILED', 'WAITING')`)
+		where destination = $1 and id = any($2) and state = any($3)`)
 }
 
 // Skip implements store.Operator. The key is freed by noting where its own
@@ -494,7 +494,7 @@ func (s *Store) Skip(ctx context.Context, t store.Target) (int, error) {
 	return s.act(ctx, t, `
 		with gone as (
 			update outbox_exceptions set state = 'DISCARDED', due_at = null
-			where destination = $1 and id = any($2) and state in ('FAILED', 'WAITING')
+			where destination = $1 and id = any($2) and state = any($3)
 			returning id, event_key),
 		freed as (
 			update outbox_held_keys h set head = null, at = gone.id, freed = true from gone
@@ -502,7 +502,8 @@ func (s *Store) Skip(ctx context.Context, t store.Target) (int, error) {
 		select id from gone`)
 }
 
-// act runs an operator's statement on what the target means, per destination.
+// act runs an operator's statement on what the target means, per destination:
+// of an id what has failed or waits, of a key the head, if that has failed.
 func (s *Store) act(ctx context.Context, t store.Target, sql string) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
 	defer cancel()
@@ -510,7 +511,9 @@ func (s *Store) act(ctx context.Context, t store.Target, sql string) (int, error
 		return 0, errors.New("pgstore: an event's id or a key is needed, one of them")
 	}
 	var ids []int64
+	states := []string{"FAILED"}
 	if t.ID != "" {
+		states = append(states, "WAITING")
 		err := s.look(ctx, func(ctx context.Context, v view) (err error) {
 			ids, err = v.find(ctx, t.ID)
 			return err
@@ -540,7 +543,7 @@ func (s *Store) act(ctx context.Context, t store.Target, sql string) (int, error
 			return err
 		}
 		for _, x := range targets {
-			tag, err := tx.Exec(ctx, sql, x.Destination, x.IDs)
+			tag, err := tx.Exec(ctx, sql, x.Destination, x.IDs, states)
 			if err != nil {
 				return err
 			}

@@ -76,11 +76,13 @@ func (s *Stream) act(ctx context.Context, what string, target store.Target, f fu
 }
 
 // aims finds the exceptions that a target means: of an id those that have
-// failed or wait, of a key those that have failed.
+// failed or wait, of a key the heads that have failed.
 func aims(t *tx, target store.Target) ([]aim, error) {
 	const of = `select x.destination, x.event_key, x.state, x.id from `
-	query, args := of+`outbox_exceptions x where x.event_key = ?1 and x.state = 'FAILED'
-		and x.destination in (select destination from outbox_leases) and (?2 = '' or x.destination = ?2)`, []any{target.Key, target.Destination}
+	query, args := of+`(select distinct destination from outbox_leases where ?2 = '' or destination = ?2) l
+		cross join outbox_held_keys h on h.destination = l.destination and h.event_key = ?1
+		cross join outbox_exceptions x on x.destination = h.destination and x.id = h.head
+		where x.state = 'FAILED'`, []any{target.Key, target.Destination}
 	switch {
 	case target.ID != "":
 		query = of + `outbox_events e cross join outbox_exceptions x on x.id = e.id

@@ -253,12 +253,13 @@ func (s *Rows) Skip(ctx context.Context, target store.Target) (int, error) {
 	})
 }
 
-// act does something to each row meant that has failed or waits.
+// act does something to each row meant: of an id those that have failed or wait,
+// of a key the head, if that has failed.
 func (s *Rows) act(ctx context.Context, what string, target store.Target, f func(*tx, int64) error) (int, error) {
 	var ids []int64
 	err := s.write(ctx, s.writer, func(t *tx) error {
 		ids = nil
-		query, args := `select id from outbox_rows where coalesce(event_key, aggregate_id) = ?1 and event_key is not '' and state = 'FAILED'`, []any{target.Key}
+		query, args := `select e.id from outbox_row_keys k cross join outbox_rows e on e.id = k.head where k.event_key = ?1 and e.state = 'FAILED'`, []any{target.Key}
 		switch {
 		case target.ID != "":
 			query, args = `select e.id from outbox_rows e where (e.event_id = ?1 or e.id = ?1) and e.state in ('FAILED', 'WAITING')`, []any{target.ID}

@@ -181,8 +181,11 @@ type Detail struct {
 type Target struct {
 	Destination string // "" = every one
 	// One of these:
-	ID  string // event id or row id
-	Key string // the failed head of this key
+	ID string // event id or row id
+	// Key means the head of this key, and only one that is FAILED and holds the
+	// key back: neither one that waits for its next attempt nor one that failed
+	// and let the key go on.
+	Key string
 }
 
 // RebaseReport says what Rebase found.

@@ -19,6 +19,7 @@ var operateTests = []test{
 	{"RetryFree", testRetryFree},
 	{"RetryWaiting", testRetryWaiting},
 	{"RetryByKey", testRetryByKey},
+	{"ByKeyFailedHeadsOnly", testOperateByKey},
 	{"Skip", testSkip},
 	{"SkipWaiting", testSkipWaiting},
 	{"NotInHand", testOperateNotInHand},
@@ -399,6 +400,72 @@ func testRetryByKey(b *bench) {
 	wantIDs(b.t, "retried", m.drain(2, nil), e[:2]...)
 	m.idle()
 	b.operate("skip", func() (int, error) { return op.Skip(b.ctx, store.Target{Key: "b"}) }, 1)
+	m.idle()
+}
+
+// By its key nothing is meant but a head that has failed and still holds the key
+// back.
+func testOperateByKey(b *bench) {
+	op := b.operator()
+	m := b.owner()
+	e := events("wait", "wait", "free", "both", "both", "both", "fail", "fail")
+	b.put(e...)
+	c := m.hand()
+	b.ledger.GivenUp(mainDest, e[2].ID, e[3].ID)
+	m.settle(c, waiting(2, forever), pending, failed(4, true), failed(4, true), failed(4, false), pending, failed(4, false), pending)
+	m.idle()
+	retry := func(key string, want int) {
+		b.t.Helper()
+		b.operate("retry of "+key, func() (int, error) { return op.Retry(b.ctx, store.Target{Key: key}) }, want)
+	}
+	skip := func(key string, want int) {
+		b.t.Helper()
+		b.operate("skip of "+key, func() (int, error) { return op.Skip(b.ctx, store.Target{Key: key}) }, want)
+	}
+	stands := func(x outrider.Event, want store.State) {
+		b.t.Helper()
+		for _, y := range b.standing(x.ID) {
+			if y.State != want {
+				b.t.Errorf("%s of key %s is %v, want %v", x.ID, x.Key, y.State, want)
+			}
+		}
+	}
+	for _, key := range []string{"wait", "free"} {
+		retry(key, 0)
+		skip(key, 0)
+	}
+	stands(e[0], store.Waiting)
+	stands(e[2], store.Failed)
+	m.idle() // what waits is not hurried
+
+	retry("fail", 1)
+	retry("fail", 0) // it waits now
+	skip("fail", 0)
+	retry("both", 1)
+	stands(e[3], store.Failed)
+	got := m.drain(4, nil)
+	wantIDs(b.t, "retried", ofKey(got, "both"), e[4:6]...)
+	wantIDs(b.t, "retried", ofKey(got, "fail"), e[6:]...)
+	m.idle()
+
+	retry("both", 0) // nothing is left of it but the one that let it go on
+	skip("both", 0)
+	stands(e[3], store.Failed)
+
+	next := events("both", "both")
+	b.put(next[0])
+	m.drain(1, func(outrider.Record) store.Outcome { return failed(1, false) })
+	b.put(next[1])
+	skip("both", 1)
+	skip("both", 0)
+	b.ledger.GivenUp(mainDest, next[0].ID)
+	stands(e[3], store.Failed)
+	stands(next[0], store.Discarded)
+	wantIDs(b.t, "behind the skipped one", m.drain(1, nil), next[1])
+	m.idle()
+
+	b.operate("retry of the one that waits", func() (int, error) { return op.Retry(b.ctx, store.Target{ID: e[0].ID}) }, 1)
+	wantIDs(b.t, "hurried", m.drain(2, nil), e[:2]...)
 	m.idle()
 }
 
