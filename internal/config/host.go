@@ -1,6 +1,7 @@
 package config
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -147,7 +148,7 @@ func (k *checker) sqlitePath(path, file string) {
 
 // port says what is wrong with one; "" for nothing.
 func port(p string) string {
-	if _, err := net.LookupPort("tcp", p); err != nil {
+	if _, err := net.DefaultResolver.LookupPort(context.Background(), "tcp", p); err != nil {
 		return fmt.Sprintf("has the port %q, want 1 to 65535", p)
 	}
 	return ""
