@@ -312,11 +312,13 @@ func (ses *session) renew(ctx context.Context, leases []store.Lease) (map[int64]
 }
 
 // heldSQL finds the session's leases by the writes that it knows of: it is asked
-// all the time, and must not get slower while versions pile up.
+// all the time, and must not get slower while versions pile up. The limit takes
+// nothing away, but keeps the planner from joining all versions once it knows
+// from statistics that there are but few leases.
 const heldSQL = `
 	select l.lease, l.epoch, l.expires_at < clock_timestamp() + $4 * interval '0.67 microseconds'
 	from unnest($1::bigint[], $2::bigint[]) as k(lease, gen) cross join lateral (
-		select * from outbox_leases o where o.lease = k.lease and o.gen between k.gen and k.gen + 1) l
+		select * from outbox_leases o where o.lease = k.lease and o.gen between k.gen and k.gen + 1 limit 1) l
 	where l.owner_lock = $3`
 
 // prolong gives leases their whole time again, passing over rows that a commit
