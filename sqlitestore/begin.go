@@ -17,8 +17,8 @@ func (b *dueBuilder) begin(ctx context.Context) error {
 	keys := b.keys()
 	l.mu.Unlock()
 	for i := range c.Records {
-		if c.Records[i].Sequence.Page == 0 {
-			c.Records[i].Sequence.Page = b.d.page
+		if s := &c.Records[i].Sequence; s.Page == 0 && s.Pos != 0 {
+			s.Page = b.d.page
 		}
 	}
 	var dropped []int64

@@ -408,7 +408,9 @@ func (b *dueBuilder) offer(ctx context.Context, q *queue, n int) (full bool, err
 		}
 		r := q.event.rec
 		r.Attempts, r.Starts = x.attempts, x.starts
-		r.Sequence = outrider.Sequence{Page: x.page, Pos: x.id}
+		if x.page != 0 || q.k == nil || !b.l.owes(q.k) {
+			r.Sequence = outrider.Sequence{Page: x.page, Pos: x.id}
+		}
 		if x.failed != 0 {
 			r.Waited = time.Duration(b.now-x.failed) * time.Microsecond
 		}
@@ -500,13 +502,16 @@ func (b *dueBuilder) successors(ctx context.Context, q *queue, dr *drain, n int)
 		} else if !ok {
 			continue
 		}
-		r.rec.Sequence = outrider.Sequence{Page: l.pageOf(k, r.id), Pos: r.id}
+		page := l.pageOf(k, r.id)
 		if again {
-			r.rec.Sequence.Page = k.page
+			page = k.page
 			b.d.claim.Redelivery = true
 			if len(dr.ids) == 0 {
 				r.rec.Starts = k.starts
 			}
+		}
+		if page == 0 || r.rec.AvailableAt.IsZero() { // else it may not have been due then: see handOut
+			r.rec.Sequence = outrider.Sequence{Page: page, Pos: r.id}
 		}
 		dr.ids = append(dr.ids, r.id)
 		b.take(r, r.rec)
@@ -515,6 +520,18 @@ func (b *dueBuilder) successors(ctx context.Context, q *queue, dr *drain, n int)
 		dr.to = to
 	}
 	return nil
+}
+
+// owes reports whether records of a key may be to come that keep their places
+// from before the lease was acquired. What gets one anew meanwhile would be
+// ahead of them: it has none.
+func (l *lease) owes(k *heldKey) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.redo) > 0 || k.again > k.at {
+		return true
+	}
+	return !k.loaded && slices.ContainsFunc(l.was, func(p page) bool { return k.at < min(p.To, k.last) })
 }
 
 // pageOf is the page that a record of a key was in hand with when the lease was

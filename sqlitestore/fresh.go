@@ -313,12 +313,18 @@ func (l *lease) handOut(p store.ClaimParams, s stretch, found *found) (c *store.
 			c.Records[0].Starts = f.page.Starts
 		}
 		l.takeRedo(f.page)
-	} else if len(c.Records)+len(f.scheduled) > 0 {
+	} else if len(c.Records)+len(f.scheduled)+len(l.open) > 0 {
+		// One behind others in hand has a number even if all of it is held
+		// back: after a death it may not be.
 		l.page++
 		f.page.Page = l.page
 	}
 	for i := range c.Records {
-		c.Records[i].Sequence = outrider.Sequence{Page: f.page.Page, Pos: f.ids[i]}
+		// A delayed event of a page that is read again may not have been due
+		// when it was read first: others of its key are ahead of its place.
+		if !f.redo || c.Records[i].AvailableAt.IsZero() {
+			c.Records[i].Sequence = outrider.Sequence{Page: f.page.Page, Pos: f.ids[i]}
+		}
 	}
 	for _, k := range f.burst {
 		k.page = f.page.Page

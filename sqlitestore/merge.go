@@ -99,7 +99,7 @@ func (l *lease) join(ctx context.Context, b *lease) error {
 		defer l.mu.Unlock()
 		l.Lanes, l.page, l.stop, l.saved = lanes, page, 0, done
 		for key, k := range b.held {
-			k.wait, k.born = 0, 0
+			k.wait, k.born, k.loaded = 0, 0, true // what was in hand was in other pages
 			l.held[key] = k
 		}
 		for key, at := range b.joined {

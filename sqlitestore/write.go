@@ -134,7 +134,7 @@ func putKey(t *tx, l *lease, k *heldKey) error {
 		values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 		on conflict (destination, event_key) do update set
 			head = case when h.freed <> excluded.head then excluded.head end,
-			at = excluded.at, in_hand = excluded.in_hand, in_hand_to = excluded.in_hand_to, alone = 0,
+			at = max(excluded.at, h.freed), in_hand = excluded.in_hand, in_hand_to = excluded.in_hand_to, alone = 0,
 			again = excluded.again, starts = excluded.starts, together = excluded.together, page = excluded.page, joined = 0`,
 		l.Destination, k.key, k.lane, head, k.at, k.inHand, k.inHandTo, k.again, k.starts, k.together, k.page)
 	return err

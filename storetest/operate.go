@@ -22,6 +22,7 @@ var operateTests = []test{
 	{"ByKeyFailedHeadsOnly", testOperateByKey},
 	{"Skip", testSkip},
 	{"SkipWaiting", testSkipWaiting},
+	{"SkipBeforeDeath", testSkipBeforeDeath},
 	{"NotInHand", testOperateNotInHand},
 	{"NotScheduled", testOperateNotScheduled},
 	{"DelayedSuccessorHoldsNothing", testOperateDelayedSuccessor},
@@ -503,6 +504,26 @@ func testSkipWaiting(b *bench) {
 	m.settle(m.hand(), waiting(4, forever), pending)
 	b.operate("skip", func() (int, error) { return op.Skip(b.ctx, store.Target{ID: e[0].ID}) }, 1)
 	b.ledger.GivenUp(mainDest, e[0].ID)
+	wantIDs(b.t, "behind the skipped one", m.drain(1, nil), e[1])
+	m.idle()
+}
+
+// It stays gone when its owner, who does not know yet, writes about its key and
+// dies.
+func testSkipBeforeDeath(b *bench) {
+	op := b.operator()
+	m := b.mortalOwner()
+	e := events("a", "a")
+	b.put(e[0])
+	one := m.hand()
+	b.put(e[1])
+	two := m.hand()
+	m.settle(one, waiting(4, forever))
+	b.operate("skip", func() (int, error) { return op.Skip(b.ctx, store.Target{ID: e[0].ID}) }, 1)
+	b.ledger.GivenUp(mainDest, e[0].ID)
+	m.settle(two, pending)
+	m.die()
+	m = b.heir()
 	wantIDs(b.t, "behind the skipped one", m.drain(1, nil), e[1])
 	m.idle()
 }

@@ -94,6 +94,7 @@ func Run(t *testing.T, h Harness) {
 		{"Lease", leaseTests},
 		{"Move", moveTests},
 		{"Death", deathTests},
+		{"Place", placeTests},
 		{"Intent", intentTests},
 		{"FanOut", fanOutTests},
 		{"Operate", operateTests},

@@ -354,7 +354,7 @@ func (m *machine) take(r *relay, d string, lanes int) {
 			}
 			h.loseToDeath()
 		}
-		r.holdings = append(r.holdings, &holding{r: r, lease: l, renewed: m.now, holds: map[string]*work{}})
+		r.holdings = append(r.holdings, &holding{r: r, lease: l, until: m.now + ttl, holds: map[string]*work{}})
 	}
 	if n > lanes {
 		m.fatalf("acquired %d lanes, asked for %d", n, lanes)
@@ -392,7 +392,7 @@ func (m *machine) renewOf(r *relay) {
 		case lost:
 			h.drop()
 		default:
-			h.renewed = m.now
+			h.until = max(h.until, m.now+ttl-m.lazy)
 		}
 	}
 	if n := len(m.alive()); a.Relays < 1 || a.Relays > n {

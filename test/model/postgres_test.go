@@ -50,7 +50,7 @@ func onPostgres(t *testing.T) maker {
 		p.exec(t, `
 			delete from outbox_events; delete from outbox_leases; delete from outbox_relays;
 			delete from outbox_exceptions; delete from outbox_held_keys; delete from outbox_journal`)
-		return &subject{Store: s, begin: p.begin, kill: p.kill, advance: p.advance, lose: p.lose, calm: p.calm, loseAny: true}
+		return &subject{Store: s, begin: p.begin, kill: p.kill, advance: p.advance, lose: p.lose, calm: p.calm, lazy: ttl/3 + time.Minute, loseAny: true}
 	}
 }
 

@@ -15,9 +15,9 @@ import (
 
 // holding is a lease in a relay's hands, and what it has in hand under it.
 type holding struct {
-	r       *relay
-	lease   store.Lease
-	renewed time.Duration
+	r     *relay
+	lease store.Lease
+	until time.Duration // it lives as long at least
 
 	fresh []*work // in order, until first settled
 	due   []*work
@@ -103,7 +103,7 @@ func (m *machine) lease(t *rapid.T) *holding {
 
 // mayBeTaken reports whether others may take the lease over.
 func (h *holding) mayBeTaken() bool {
-	return h.r.dead || h.r.cut || h.r.left || h.r.m.now >= h.renewed+ttl
+	return h.r.dead || h.r.cut || h.r.left || h.r.m.now >= h.until
 }
 
 // again reports whether the relay itself has acquired the lease anew since.
@@ -135,7 +135,8 @@ func (h *holding) abandon() {
 	v := h.view()
 	for _, w := range h.inHand() {
 		for i, r := range w.claim.Records {
-			if v.loose[r.ID] && (w.state[i] == decided || w.state[i] == ended) && !v.free[r.ID] {
+			unsettled := w.state[i] == decided && !w.settled || w.state[i] == ended
+			if v.loose[r.ID] && unsettled && !v.free[r.ID] {
 				h.r.m.ledger.Retried(v.name, r.ID)
 			}
 		}
@@ -362,7 +363,7 @@ func (m *machine) sendOf(w *work, n int, decide func(outrider.Record) sent) {
 				continue
 			}
 			if s.arrived {
-				w.deliver(i)
+				w.deliver(i, s.Outcome)
 			}
 			w.finish(i, s.Outcome)
 		}
@@ -370,14 +371,17 @@ func (m *machine) sendOf(w *work, n int, decide func(outrider.Record) sent) {
 }
 
 // deliver notes that the destination got a record. What is sent under a lease
-// that is somebody else's by now is seen by consumers, who have to bear it.
-func (w *work) deliver(i int) {
+// that is somebody else's by now is seen by consumers, who have to bear it. One
+// whose place is lost is over once its relay knows that it got through.
+func (w *work) deliver(i int, o store.Outcome) {
 	r := w.claim.Records[i]
 	w.h.view().got(r)
 	switch {
 	case w.h.taken:
 	case w.h.view().loose[r.ID]:
-		w.h.r.m.ledger.GivenUp(w.h.lease.Destination, r.ID)
+		if o.State == store.Published {
+			w.h.r.m.ledger.GivenUp(w.h.lease.Destination, r.ID)
+		}
 	default:
 		w.h.r.m.ledger.Delivered(w.h.lease.Destination, r)
 	}
@@ -429,7 +433,7 @@ func (m *machine) resolve(t *rapid.T) {
 	}
 	m.logf("  slow %s ends: %v", short(p.w.claim.Records[p.i].ID), s)
 	if s.arrived {
-		p.w.deliver(p.i)
+		p.w.deliver(p.i, s.Outcome)
 	}
 	p.w.finish(p.i, s.Outcome)
 }

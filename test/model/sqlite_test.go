@@ -56,7 +56,7 @@ func onSQLite(t *testing.T, set migrate.Set, table string, open func(sqlitestore
 			}
 		}
 		added.now = time.Time{}
-		return &subject{Store: s, oneWriter: true, advance: added.advance,
+		return &subject{Store: s, oneWriter: true, lazy: ttl/3 + time.Minute, advance: added.advance,
 			begin: func(t testing.TB) storetest.Tx {
 				t.Helper()
 				tx, err := db.BeginTx(context.Background(), nil)

@@ -30,6 +30,10 @@ type subject struct {
 	// advance lets time pass for the store.
 	advance func(t testing.TB, d time.Duration)
 
+	// lazy is how much less than their whole time leases may have left that
+	// are renewed: what has most of it left is not written for that.
+	lazy time.Duration
+
 	// lose lets what is asked next take effect, whatever it is, and its answer
 	// be lost; calm ends that if nothing was asked. nil: not possible.
 	lose func(s store.Session)
