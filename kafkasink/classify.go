@@ -39,7 +39,9 @@ type verdict struct {
 // the caller knows that.
 func judge(err error) verdict {
 	switch {
-	case errors.Is(err, kerr.UnknownTopicOrPartition), errors.Is(err, kerr.InvalidTopicException):
+	case errors.Is(err, kerr.UnknownTopicOrPartition): // it may be made at any time, as by a deploy that comes second
+		return verdict{status: sink.Retry, class: sink.ClassNoTarget, hint: hintTopic}
+	case errors.Is(err, kerr.InvalidTopicException):
 		return verdict{status: sink.Reject, class: sink.ClassNoTarget, hint: hintTopic}
 	case errors.Is(err, kerr.UnknownTopicID): // deleted and made again: the library keeps to the old one
 		return verdict{status: sink.NotSent, class: sink.ClassHeld, renew: true}

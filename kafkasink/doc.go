@@ -58,7 +58,7 @@
 //
 // # Statuses
 //
-//	topic does not exist          Reject   no_target
+//	topic does not exist          Retry    no_target
 //	no rule, or a name with holes Reject   no_target
 //	larger than the topic takes   Reject   oversize
 //	refused alone                 Reject   invalid, refused

@@ -275,9 +275,9 @@ func TestMissingTopic(t *testing.T) {
 	topic := newTopic(t, brokers, 1, nil)
 	s := closeLater(t, open(t, Config{Brokers: brokers, DeliveryTimeout: time.Hour}))
 	rs := publish(s, message("later", "1", "a"), message(topic, "2", "b"), message("later", "3", "a"))
-	want(t, "to a missing topic", rs[0], sink.Reject, sink.ClassNoTarget)
+	want(t, "to a missing topic", rs[0], sink.Retry, sink.ClassNoTarget)
 	want(t, "to another topic", rs[1], sink.Delivered, sink.ClassNone)
-	want(t, "behind the rejected", rs[2], sink.NotSent, sink.ClassHeld)
+	want(t, "behind the refused", rs[2], sink.NotSent, sink.ClassHeld)
 	if outrider.Hint(rs[0].Err) == "" || !strings.Contains(rs[0].Err.Error(), "later") {
 		t.Errorf("error without the topic or a hint: %v", rs[0].Err)
 	}
@@ -297,9 +297,13 @@ func TestTopicIsDeletedAndMadeAgain(t *testing.T) {
 	if err := cluster.DeleteTopic(topic); err != nil {
 		t.Fatal(err)
 	}
-	last := settle(t, s, message(topic, "3", "a"), message(other, "4", "b"))
-	want(t, "to the deleted topic", last["3"], sink.Reject, sink.ClassNoTarget)
-	want(t, "to the other", last["4"], sink.Delivered, sink.ClassNone)
+	until(t, "the end of the topic", func() bool {
+		rs := publish(s, message(topic, "3", "a"), message(other, "4", "b"))
+		if rs[0].Status == sink.Delivered || rs[0].Status == sink.Reject {
+			t.Fatalf("to the deleted topic: %v %q %v", rs[0].Status, rs[0].Class, rs[0].Err)
+		}
+		return rs[0].Status == sink.Retry && rs[0].Class == sink.ClassNoTarget && rs[1].Status == sink.Delivered
+	})
 	if err := cluster.CreateTopic(topic, 1, nil); err != nil {
 		t.Fatal(err)
 	}

@@ -49,9 +49,17 @@ func plainClient(t testing.TB, brokers []string, opts ...kgo.Opt) *kgo.Client {
 // newTopic makes a topic of the test's own.
 func newTopic(t testing.TB, brokers []string, partitions int32, configs map[string]string) string {
 	t.Helper()
+	name := topicName()
+	makeTopic(t, brokers, name, partitions, configs)
+	return name
+}
+
+func topicName() string { return fmt.Sprintf("outrider-test-%016x", rand.Uint64()) }
+
+func makeTopic(t testing.TB, brokers []string, name string, partitions int32, configs map[string]string) {
+	t.Helper()
 	cl := plainClient(t, brokers)
 	defer cl.Close()
-	name := fmt.Sprintf("outrider-test-%016x", rand.Uint64())
 	set := map[string]*string{"max.message.bytes": kadm.StringPtr(fmt.Sprint(topicBytes))}
 	for k, v := range configs {
 		set[k] = &v
@@ -74,7 +82,6 @@ func newTopic(t testing.TB, brokers []string, partitions int32, configs map[stri
 		defer cancel()
 		_, _ = kadm.NewClient(cl).DeleteTopics(ctx, name)
 	})
-	return name
 }
 
 // read gives what a topic holds once it is n records.
@@ -134,13 +141,15 @@ func open(t *testing.T, cfg Config) *Sink {
 func env(t *testing.T, brokers []string) sinktest.Env {
 	t.Helper()
 	network := sinktest.NewNetwork()
+	missing := topicName()
 	return sinktest.Env{
 		Open: func(t *testing.T) sink.Sink {
 			return open(t, Config{Brokers: brokers, DeliveryTimeout: 3 * time.Second, dial: network.Dial})
 		},
 		Place:      newTopic(t, brokers, 6, nil),
 		OtherPlace: newTopic(t, brokers, 3, nil),
-		Missing:    "outrider-test-no-such-topic",
+		Missing:    missing,
+		Make:       func(t *testing.T) { makeTopic(t, brokers, missing, 6, nil) },
 		MaxBytes:   topicBytes, Fits: topicBytes - overhead,
 		Stall: network.Stall, Left: network.Left, Break: network.Break,
 		Read: func(t *testing.T, place string, n int) []sinktest.Arrived {

@@ -32,8 +32,8 @@ type Config struct {
 	// destination took a message and its answer was lost.
 	KeepUnknown bool
 
-	// Places are the places that exist; a message to any other is rejected
-	// with ClassNoTarget. Empty: every place exists.
+	// Places are the places that exist; a message to any other is refused as
+	// Retry with ClassNoTarget. Empty: every place exists.
 	Places []string
 
 	// MaxBytes is the largest payload taken; a larger one is rejected with
@@ -203,7 +203,7 @@ func (s *Sink) refuse(m *sink.Message) (sink.Result, bool) {
 	case broken != nil:
 		return sink.Result{Status: sink.NotSent, Class: sink.ClassUnreachable, Err: broken}, false
 	case len(s.cfg.Places) > 0 && !slices.Contains(s.cfg.Places, m.To):
-		return sink.Result{Status: sink.Reject, Class: sink.ClassNoTarget,
+		return sink.Result{Status: sink.Retry, Class: sink.ClassNoTarget,
 			Err: fmt.Errorf("there is no place %q", m.To)}, false
 	case s.cfg.MaxBytes > 0 && len(m.Payload) > s.cfg.MaxBytes:
 		return sink.Result{Status: sink.Reject, Class: sink.ClassOversize,

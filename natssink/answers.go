@@ -143,7 +143,8 @@ func (s *Sink) whyNobody(ctx context.Context, subject string) sink.Result {
 	stream, err := js.StreamNameBySubject(ctx, subject)
 	switch {
 	case errors.Is(err, jetstream.ErrStreamNotFound):
-		return sink.Result{Status: sink.Reject, Class: sink.ClassNoTarget,
+		// It may be made at any time, as by a deploy that comes second.
+		return sink.Result{Status: sink.Retry, Class: sink.ClassNoTarget,
 			Err: outrider.WithHint(fmt.Errorf("no stream listens to %q", subject), hintStream)}
 	case err == nil:
 		return sink.Result{Status: sink.Retry, Class: sink.ClassOther,

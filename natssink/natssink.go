@@ -33,7 +33,7 @@
 //
 // # Statuses
 //
-//	no stream takes the subject        Reject  no_target
+//	no stream takes the subject        Retry   no_target
 //	no rule, or not a subject          Reject  no_target
 //	larger than server or stream takes Reject  oversize
 //	a header that NATS cannot carry    Reject  invalid

@@ -54,7 +54,7 @@ func jetStream(t *testing.T, url string, opts ...nats.Option) jetstream.JetStrea
 // newStream makes a stream of the test's own. Its subjects begin with its name.
 func newStream(t *testing.T, js jetstream.JetStream, change ...func(*jetstream.StreamConfig)) string {
 	t.Helper()
-	cfg := jetstream.StreamConfig{Name: fmt.Sprintf("outrider-test-%016x", rand.Uint64())}
+	cfg := jetstream.StreamConfig{Name: streamName()}
 	cfg.Subjects = []string{cfg.Name + ".>"}
 	for _, f := range change {
 		f(&cfg)
@@ -71,6 +71,8 @@ func newStream(t *testing.T, js jetstream.JetStream, change ...func(*jetstream.S
 	})
 	return cfg.Name
 }
+
+func streamName() string { return fmt.Sprintf("outrider-test-%016x", rand.Uint64()) }
 
 // read gives what a subject holds once it is n messages.
 func read(t *testing.T, js jetstream.JetStream, subject string, n int) []sinktest.Arrived {
@@ -145,13 +147,16 @@ func suite(t *testing.T, url string) {
 	js := jetStream(t, url)
 	sinktest.Run(t, sinktest.Harness{New: func(t *testing.T) sinktest.Env {
 		network := sinktest.NewNetwork()
-		name := newStream(t, js)
+		name, missing := newStream(t, js), streamName()
 		small := newStream(t, js, func(c *jetstream.StreamConfig) { c.MaxMsgSize = 1000 })
 		return sinktest.Env{
 			Open: func(t *testing.T) sink.Sink {
 				return open(t, Config{URLs: []string{url}, AckTimeout: 3 * time.Second, dial: network.Dial})
 			},
-			Place: name + ".here", OtherPlace: name + ".there", Missing: "outrider-test-nobody.here",
+			Place: name + ".here", OtherPlace: name + ".there", Missing: missing + ".here",
+			Make: func(t *testing.T) {
+				newStream(t, js, func(c *jetstream.StreamConfig) { c.Name, c.Subjects = missing, []string{missing + ".>"} })
+			},
 			MaxBytes: 1 << 20, Fits: 1<<20 - 4<<10,
 			Poison: func(m *sink.Message) { m.To, m.Payload = small+".here", make([]byte, 2000) },
 			Stall:  network.Stall, Left: network.Left, Break: network.Break,

@@ -109,8 +109,9 @@ const (
 	// Retry: it was refused for a reason that may pass; it is this message's
 	// own attempt that failed.
 	Retry
-	// Reject: it was refused for a reason that lies in the message or in its
-	// place and will not pass by itself.
+	// Reject: it was refused for a reason that lies in the message or in what
+	// names its place and will not pass by itself. A place that is well named
+	// and not there may be made yet: that is Retry with ClassNoTarget.
 	Reject
 	// NotSent: it cannot have been delivered, and not through its own fault:
 	// destination unreachable, or held back behind an earlier one of its key.

@@ -92,7 +92,8 @@ func (s *suite) wantFirstDeliveries(ms []sink.Message, o *outcome) {
 	}
 }
 
-// testNoTarget: a place that does not exist is the message's own fault.
+// testNoTarget: a message to a place that does not exist is refused by itself,
+// and not for good.
 func testNoTarget(s *suite) {
 	if s.Missing == "" {
 		s.Skip("every place exists")
@@ -101,9 +102,43 @@ func testNoTarget(s *suite) {
 	ms := []sink.Message{s.message("a", "1"), s.message("b", "2"), s.message("c", "3"), s.message("", "4")}
 	ms[1].To = s.Missing
 	rs := s.publish(ms...)
-	s.want("to a place that does not exist", rs[1], sink.Reject, sink.ClassNoTarget)
+	s.want("to a place that does not exist", rs[1], sink.Retry, sink.ClassNoTarget)
 	s.wantDelivered([]sink.Result{rs[0], rs[2], rs[3]})
 	s.wantArrived(s.Place, []sink.Message{ms[0], ms[2], ms[3]})
+}
+
+// testTargetMadeLater: a place that is made is found, by the sink that has
+// missed it.
+func testTargetMadeLater(s *suite) {
+	if s.Make == nil {
+		s.Skip("places are not made")
+	}
+	s.open()
+	ms := []sink.Message{s.message("a", "1"), s.message("", "2")}
+	for i := range ms {
+		ms[i].To = s.Missing
+	}
+	for range 3 { // what is not there is remembered
+		for _, r := range s.publish(ms...) {
+			s.want("to a place that does not exist", r, sink.Retry, sink.ClassNoTarget)
+		}
+	}
+	s.Make(s.T)
+	left := ms
+	for begin := time.Now(); len(left) > 0; <-time.After(10 * time.Millisecond) {
+		var again []sink.Message
+		for i, r := range s.publish(left...) {
+			switch {
+			case r.Status == sink.Delivered:
+			case r.Status == sink.Reject, time.Since(begin) > Patience:
+				s.Fatalf("to the place that was made: %v %q %v", r.Status, r.Class, r.Err)
+			default:
+				again = append(again, left[i])
+			}
+		}
+		left = again
+	}
+	s.wantArrived(s.Missing, ms)
 }
 
 // testOversize: one message that is too large does not fail the others.
@@ -147,8 +182,9 @@ func testPoison(s *suite) {
 
 // testStop: a key stops at its first failure, and no other key does.
 func testStop(s *suite) {
-	spoil := func(m *sink.Message) { m.To = s.Missing }
+	spoil, status := func(m *sink.Message) { m.To = s.Missing }, sink.Retry
 	if s.Missing == "" {
+		status = sink.Reject
 		spoil = func(m *sink.Message) { m.Payload = []byte(big(s.MaxBytes)) }
 		if s.MaxBytes == 0 {
 			s.Skip("there is no message that fails at once")
@@ -173,8 +209,8 @@ func testStop(s *suite) {
 		what := fmt.Sprintf("message %d of key %q", i/4, ms[i].Key)
 		switch {
 		case i == 2*4 || i == 5*4+1 || i == 3:
-			if r.Status != sink.Reject {
-				s.Errorf("%s: got %v, want a rejection", what, r.Status)
+			if r.Status != status {
+				s.Errorf("%s: got %v, want %v", what, r.Status, status)
 			}
 		case ms[i].Key == "a" && i > 2*4:
 			s.want(what, r, sink.NotSent, sink.ClassHeld)

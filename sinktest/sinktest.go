@@ -48,6 +48,9 @@ type Env struct {
 	// Missing is a place that does not exist; "" where every place exists.
 	Missing string
 
+	// Make makes the place that is missing. nil: not tested.
+	Make func(t *testing.T)
+
 	// Read gives what a place holds, in the order of arrival per key, as soon
 	// as it is at least n messages.
 	Read func(t *testing.T, place string, n int) []Arrived
@@ -128,6 +131,7 @@ func Run(t *testing.T, h Harness) {
 		{"Concurrent", testConcurrent},
 		{"Places", testPlaces},
 		{"NoTarget", testNoTarget},
+		{"TargetMadeLater", testTargetMadeLater},
 		{"Oversize", testOversize},
 		{"Poison", testPoison},
 		{"Stop", testStop},
