@@ -141,6 +141,7 @@ func (s *Store) Watch(ctx context.Context, notify func()) error {
 	s.mu.Lock()
 	s.watchers[w] = struct{}{}
 	s.mu.Unlock()
+	notify() // of what was committed before it was listening
 	<-ctx.Done()
 	s.mu.Lock()
 	delete(s.watchers, w)

@@ -344,6 +344,7 @@ type CommitParams struct {
 type Watcher interface {
 	// Watch calls notify after each commit that may have brought an event,
 	// soon, and at other times too, until ctx ends; it returns ctx's error.
+	// Events that were there before it began are told of once it has.
 	// notify does not block. A hint: it can be late or missing while the
 	// database is away, so the relay polls behind it.
 	Watch(ctx context.Context, notify func()) error
