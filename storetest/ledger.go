@@ -48,8 +48,10 @@ type entry struct {
 type position struct {
 	holder    *store.Claim // that has it in hand
 	since     int          // when it was noted as such
+	begun     int          // when its start was on its way
 	delivered int
 	over      bool // delivered, given up or discarded
+	overSince int  // when that was noted
 	retried   bool // by an operator, maybe after its key had gone on
 	sequence  outrider.Sequence
 }
@@ -136,17 +138,50 @@ func (l *Ledger) at(destination, id string) (*entry, *position) {
 	return e, p
 }
 
-// Started notes that a claim is in hand. Call it when its start is committed.
+// Started notes that a claim is in hand. Call it when its start is committed,
+// where nobody else can have done anything since.
 func (l *Ledger) Started(c *store.Claim) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, r := range c.Records {
-		if _, p := l.at(c.Lease.Destination, r.ID); p != nil {
-			if p.over {
-				l.fault("%s: event %s was handed out after it had been settled for good", c.Lease.Destination, r.ID)
-			}
-			p.holder, p.since = c, l.tick()
+	l.started(c, l.tick())
+}
+
+// starting notes that the starts of claims are on their way; call done when they
+// were committed. By then others may have taken the lease over, and what they
+// did is noted already.
+func (l *Ledger) starting(claims []*store.Claim) (done func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	begun := l.tick()
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		for _, c := range claims {
+			l.started(c, begun)
 		}
+	}
+}
+
+// started notes that a claim whose start began then is in hand.
+func (l *Ledger) started(c *store.Claim, begun int) {
+	for _, r := range c.Records {
+		_, p := l.at(c.Lease.Destination, r.ID)
+		switch {
+		case p == nil:
+			continue
+		case p.over && p.overSince < begun:
+			l.fault("%s: event %s was handed out after it had been settled for good", c.Lease.Destination, r.ID)
+		case p.begun > begun:
+			continue // whoever has it now was quicker to note it
+		}
+		p.holder, p.begun, p.since = c, begun, l.tick()
+	}
+}
+
+// end notes that an event has come to its end.
+func (l *Ledger) end(p *position) {
+	if !p.over {
+		p.over, p.overSince = true, l.tick()
 	}
 }
 
@@ -250,7 +285,9 @@ func (s *Settlement) Done() {
 		case p.holder == s.claim:
 			p.holder, p.since = nil, l.tick()
 		}
-		p.over = p.over || o.State == store.Published || o.State == store.Failed && o.Free
+		if o.State == store.Published || o.State == store.Failed && o.Free {
+			l.end(p)
+		}
 	}
 }
 
@@ -260,7 +297,7 @@ func (l *Ledger) GivenUp(destination string, ids ...string) {
 	defer l.mu.Unlock()
 	for _, id := range ids {
 		if _, p := l.at(destination, id); p != nil {
-			p.over = true
+			l.end(p)
 		}
 	}
 }

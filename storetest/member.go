@@ -228,13 +228,12 @@ func (m *member) note(settle []store.Settlement, start []*store.Claim) (done fun
 	for _, s := range settle {
 		settling = append(settling, m.b.ledger.Settle(s.Claim, s.Outcomes))
 	}
+	started := m.b.ledger.starting(start)
 	return func() {
 		for _, s := range settling {
 			s.Done()
 		}
-		for _, c := range start {
-			m.b.ledger.Started(c)
-		}
+		started()
 	}
 }
 
