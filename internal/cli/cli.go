@@ -61,6 +61,7 @@ const about = "A transactional outbox: events are written in your transaction an
 
 // app is what a command works with.
 type app struct {
+	config   *config.Config // the last that a selection has loaded
 	ctx      context.Context
 	in       io.Reader
 	out, err io.Writer

@@ -64,7 +64,7 @@ func (s *selection) config(a *app) (*config.Config, error) {
 	} else if c, err = config.Load(s.File); err != nil {
 		return nil, err
 	}
-	a.redact = c.Redact
+	a.redact, a.config = c.Redact, c
 	return c, nil
 }
 

@@ -31,6 +31,7 @@ type fakeStore struct {
 	moved   bool
 	retired bool
 	targets []store.Target
+	entries []store.Entry // in place of those of all states
 	page    func(store.ListParams) store.Page
 }
 
@@ -70,11 +71,18 @@ var entries = []store.Entry{
 		Unordered: true, State: store.Scheduled, Reason: "due later", DueIn: 25 * time.Hour, CreatedAt: at},
 }
 
+func (f *fakeStore) all() []store.Entry {
+	if f.entries != nil {
+		return f.entries
+	}
+	return entries
+}
+
 func (f *fakeStore) List(_ context.Context, p store.ListParams) (store.Page, error) {
 	if p.Type == "None" {
 		return store.Page{}, nil
 	}
-	page := store.Page{Entries: entries}
+	page := store.Page{Entries: f.all()}
 	if f.page != nil {
 		return f.page(p), nil
 	}
@@ -85,7 +93,7 @@ func (f *fakeStore) List(_ context.Context, p store.ListParams) (store.Page, err
 }
 
 func (f *fakeStore) Show(_ context.Context, id string) ([]store.Detail, error) {
-	for _, e := range entries {
+	for _, e := range f.all() {
 		if e.Row == id || e.EventID == id {
 			d := store.Detail{Entries: []store.Entry{e}, Record: outrider.Record{Row: e.Row, Lane: 5, CreatedAt: e.CreatedAt}}
 			d.Record.Event = outrider.Event{
@@ -111,7 +119,7 @@ func (f *fakeStore) Skip(_ context.Context, t store.Target) (int, error) { retur
 
 func (f *fakeStore) operate(t store.Target) (int, error) {
 	f.targets = append(f.targets, t)
-	for _, e := range entries {
+	for _, e := range f.all() {
 		if e.Row == t.ID && e.State != store.Failed {
 			return 0, nil
 		}
@@ -235,6 +243,41 @@ func TestLook(t *testing.T) {
 			golden(t, name, got.String())
 		})
 	}
+}
+
+// What a destination's match passes over is told from what was sent, as far as
+// the command knows the match.
+func TestNotMatched(t *testing.T) {
+	cleanEnvironment(t)
+	f := &fakeStore{}
+	for i, e := range []store.Entry{
+		{Destination: "orders", AggregateType: "order"},
+		{Destination: "orders", AggregateType: "probe"},
+		{Destination: "orders", AggregateType: "probe", State: store.Failed},
+		{Destination: "tenants", AggregateType: "probe"}, // that has the header which is wanted
+		{Destination: "strangers", AggregateType: "probe"},
+		{Destination: "all", AggregateType: "probe"},
+		{Destination: "elsewhere", AggregateType: "probe"}, // of another source
+		{Destination: "unheard-of", AggregateType: "probe"},
+	} {
+		e.Row, e.EventID = fmt.Sprint(20+i), fmt.Sprintf("0190a6e2-0000-7000-8000-0000000000%d", 20+i)
+		e.Type, e.AggregateID, e.Key, e.CreatedAt = "Happened", "1", "1", at
+		if e.State == store.Unchanged {
+			e.State = store.Published
+		}
+		f.entries = append(f.entries, e)
+	}
+	file := []string{"-c", "testdata/matched.yaml", "--source", "shop"}
+	var got strings.Builder
+	for _, args := range [][]string{
+		append([]string{"list"}, file...), {"list", "--db", db}, append([]string{"show", "21", "-o", "json"}, file...),
+		append([]string{"show", "20"}, file...), append([]string{"show", "21"}, file...), {"show", "21", "--db", db},
+		append([]string{"show", "23"}, file...), append([]string{"show", "24"}, file...), append([]string{"show", "26"}, file...),
+		append([]string{"retry", "21"}, file...), {"retry", "21", "--db", db},
+	} {
+		got.WriteString(call(t, f, args...))
+	}
+	golden(t, "matched", got.String())
 }
 
 func TestOperate(t *testing.T) {

@@ -41,6 +41,7 @@ func (c *listCmd) Run(a *app) error {
 		if err != nil {
 			return err
 		}
+		page.Entries = c.matches(a).mark(page.Entries, nil)
 		note := ""
 		switch {
 		case stopped:
@@ -213,6 +214,9 @@ func (c *showCmd) Run(a *app) error {
 			return noEvent(c.ID, &c.selection)
 		}
 		var view showView
+		for i := range events {
+			events[i].Entries = c.matches(a).mark(events[i].Entries, &events[i].Record)
+		}
 		for _, d := range events {
 			view.Events = append(view.Events, viewEvent(d))
 		}

@@ -72,7 +72,7 @@ func operate(a *app, s *selection, t *target, do func(store.Operator, context.Co
 			return err
 		}
 		if n == 0 {
-			return notOperated(ctx, o, s, t)
+			return notOperated(ctx, o, s, t, s.matches(a))
 		}
 		return a.print(operated{n}, func(w io.Writer) {
 			fmt.Fprintf(w, "%s: %s\n", plural(n, "event", "events"), done)
@@ -82,7 +82,7 @@ func operate(a *app, s *selection, t *target, do func(store.Operator, context.Co
 
 // notOperated says why nothing was to be done: what the event's state is, or
 // that there is no such event, key or destination.
-func notOperated(ctx context.Context, o store.Operator, s *selection, t *target) error {
+func notOperated(ctx context.Context, o store.Operator, s *selection, t *target, m matches) error {
 	i, ok := o.(store.Inspector)
 	if !ok {
 		return fmt.Errorf("no FAILED or waiting event %s was found", t)
@@ -103,7 +103,7 @@ func notOperated(ctx context.Context, o store.Operator, s *selection, t *target)
 	var states []string
 	hint := "a relay has to run once before there is anything to decide: outrider status" + s.flags()
 	for _, d := range events {
-		for _, e := range d.Entries {
+		for _, e := range m.mark(d.Entries, &d.Record) {
 			if t.Destination != "" && t.Destination != e.Destination {
 				continue
 			}
@@ -121,6 +121,8 @@ func notOperated(ctx context.Context, o store.Operator, s *selection, t *target)
 func instead(e store.Entry, s *selection) string {
 	head, held := strings.CutPrefix(e.Reason, "held behind ")
 	switch {
+	case e.State == store.Published && e.Reason == notMatched:
+		return "the destination's match does not want it; an event that is inserted after the match was changed is sent"
 	case e.State == store.Published:
 		return "it is done; to send it once more, insert it again as a new event"
 	case e.State == store.Discarded:
