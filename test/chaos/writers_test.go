@@ -39,6 +39,7 @@ type writers struct {
 	mu        sync.Mutex
 	more      *sync.Cond
 	allowed   int // events, at least
+	busy      int // writers in a transaction
 	committed int
 	closed    bool
 	known     map[string]event // by id, those whose commit was confirmed
@@ -125,15 +126,19 @@ func (w *writers) next() bool {
 	for !w.closed && w.committed >= w.allowed {
 		w.more.Wait()
 	}
-	return !w.closed
+	if w.closed {
+		return false
+	}
+	w.busy++
+	return true
 }
 
 // written is how many commits have been confirmed, and whether that is all that
-// is allowed.
+// is allowed, with nothing under way.
 func (w *writers) written() (events int, all bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.committed, w.committed >= w.allowed
+	return w.committed, w.committed >= w.allowed && w.busy == 0
 }
 
 func (w *writers) write(r *rand.Rand) {
@@ -143,6 +148,7 @@ func (w *writers) write(r *rand.Rand) {
 		committed, err := x.run(ctx)
 		cancel()
 		w.mu.Lock()
+		w.busy--
 		switch {
 		case err != nil: // of its events those that were committed are in the table
 			w.errors++
