@@ -39,7 +39,7 @@ type writers struct {
 	mu        sync.Mutex
 	more      *sync.Cond
 	allowed   int // events, at least
-	busy      int // writers in a transaction
+	open      int // writers in a transaction
 	committed int
 	closed    bool
 	known     map[string]event // by id, those whose commit was confirmed
@@ -129,7 +129,7 @@ func (w *writers) next() bool {
 	if w.closed {
 		return false
 	}
-	w.busy++
+	w.open++
 	return true
 }
 
@@ -138,7 +138,7 @@ func (w *writers) next() bool {
 func (w *writers) written() (events int, all bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.committed, w.committed >= w.allowed && w.busy == 0
+	return w.committed, w.committed >= w.allowed && w.open == 0
 }
 
 func (w *writers) write(r *rand.Rand) {
@@ -148,7 +148,7 @@ func (w *writers) write(r *rand.Rand) {
 		committed, err := x.run(ctx)
 		cancel()
 		w.mu.Lock()
-		w.busy--
+		w.open--
 		switch {
 		case err != nil: // of its events those that were committed are in the table
 			w.errors++
