@@ -13,9 +13,12 @@ import (
 	"github.com/outrider-dev/outrider/pgstore"
 )
 
+// What a notification says of who rang.
+const byWriter, byRelay = "", "relay"
+
 // listening counts the notifications of a database from now on. so says how many
 // had come before it was asked.
-func listening(t testing.TB, db *sql.DB, dsn string) (so func() int64) {
+func listening(t testing.TB, db *sql.DB, dsn, by string) (so func() int64) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	conn, err := pgx.Connect(ctx, dsn)
@@ -35,9 +38,10 @@ func listening(t testing.TB, db *sql.DB, dsn string) (so func() int64) {
 				_ = conn.Close(context.WithoutCancel(ctx))
 				return
 			}
-			if m.Payload == "asked" {
+			switch m.Payload {
+			case "asked":
 				asked.Add(1)
-			} else {
+			case by:
 				n.Add(1)
 			}
 		}
@@ -86,7 +90,7 @@ func TestDoorbellOfManyProducers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	notified := listening(t, db, dsnOf(s))
+	notified := listening(t, db, dsnOf(s), byWriter)
 	rung(t, s)
 	flagged(t, db, true)
 	if _, err := db.Exec(oneEvent); err != nil {
@@ -120,6 +124,37 @@ func TestDoorbellOfManyProducers(t *testing.T) {
 	}
 }
 
+// A relay that sees an event which may never be committed lowers the flag, and
+// rings the others, as the event's writer will not if it rolls back.
+func TestDoorbellOfWhoLooksWakesOthers(t *testing.T) {
+	ctx := context.Background()
+	s, db := open(t, pgstore.Config{Doorbell: true})
+	if err := migrate.Doorbell(ctx, db, true); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := db.Exec(oneEvent); err != nil { // a sequence does not show its first value being taken
+		t.Fatal(err)
+	}
+	tx, err := db.Begin() // keeps the relay looking, beside the flag
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback() //nolint:errcheck // the database goes with the test
+	if _, err := tx.Exec(`select pg_current_xact_id()`); err != nil {
+		t.Fatal(err)
+	}
+	notified := listening(t, db, dsnOf(s), byRelay)
+	rung(t, s)
+	flagged(t, db, true)
+	if _, err := tx.Exec(oneEvent); err != nil {
+		t.Fatal(err)
+	}
+	flagged(t, db, false)
+	if got := notified(); got != 1 {
+		t.Errorf("%d notifications, want the relay's", got)
+	}
+}
+
 // A queue of notifications that others have filled fails nobody's commit: the
 // doorbell is silent, and the relay finds the event by itself.
 func TestDoorbellLeavesAFullQueueAlone(t *testing.T) {
@@ -142,7 +177,7 @@ func TestDoorbellLeavesAFullQueueAlone(t *testing.T) {
 	if err := migrate.Doorbell(ctx, owner, true); err != nil {
 		t.Fatal(err)
 	}
-	notified := listening(t, db, dsnOf(s))
+	notified := listening(t, db, dsnOf(s), byWriter)
 	c := rung(t, s)
 	flagged(t, db, true)
 	drained(c)

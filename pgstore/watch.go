@@ -129,7 +129,7 @@ func (s *Store) sleepUntilRung(ctx context.Context, poll *poller) error {
 			}
 			poll.once(ctx)
 			if poll.quiet == 0 {
-				return s.lowerFlag(ctx, conn)
+				return s.lowerFlag(ctx, conn, true)
 			}
 			if xmin >= open.xmax {
 				break
@@ -146,7 +146,7 @@ func (s *Store) sleepUntilRung(ctx context.Context, poll *poller) error {
 		if err == nil {
 			poll.quiet = 0
 			poll.notify()
-			return s.lowerFlag(ctx, conn)
+			return s.lowerFlag(ctx, conn, false)
 		}
 		if conn.IsClosed() {
 			return err
@@ -155,8 +155,12 @@ func (s *Store) sleepUntilRung(ctx context.Context, poll *poller) error {
 	return ctx.Err()
 }
 
-// lowerFlag stops writers from ringing.
-func (s *Store) lowerFlag(ctx context.Context, conn *pgx.Conn) error {
-	_, err := conn.Exec(ctx, `select setval('outbox_doorbell', 1)`)
+// lowerFlag stops writers from ringing. Whoever has not been rung, since what
+// was seen is not committed and may never be, rings those that sleep: nobody
+// else would.
+func (s *Store) lowerFlag(ctx context.Context, conn *pgx.Conn, ring bool) error {
+	_, err := conn.Exec(ctx, `
+		select setval('outbox_doorbell', 1),
+			case when $1 and pg_notification_queue_usage() < 0.5 then pg_notify('outrider_events', 'relay') end`, ring)
 	return err
 }
