@@ -102,7 +102,7 @@ type Store struct {
 	cfg  Config
 	pool *pgxpool.Pool
 	sql  statements
-	rows sync.Pool // of *[]row, see takeRows
+	rows chan []row // spare ones, see takeRows
 	// oldTx is the age of transactions that are warned of.
 	oldTx time.Duration
 }
@@ -135,7 +135,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pgstore: %w", err)
 	}
-	s := &Store{cfg: cfg, pool: pool, oldTx: oldTransaction}
+	s := &Store{cfg: cfg, pool: pool, rows: make(chan []row, 4), oldTx: oldTransaction}
 	if err := s.probe(ctx); err != nil {
 		pool.Close()
 		return nil, err
