@@ -462,7 +462,7 @@ func (l *lease) handOut(ctx context.Context, p store.ClaimParams, pos position, 
 		if !redo || r.rec.AvailableAt.IsZero() {
 			r.rec.Sequence = outrider.Sequence{Page: pg.Page, Pos: r.id}
 		}
-		if pg.Starts > 0 && len(c.Records) == 0 {
+		if pg.Starts > 0 && r.id == pg.One {
 			r.rec.Starts = pg.Starts
 		}
 		c.Records = append(c.Records, r.rec)
@@ -475,6 +475,12 @@ func (l *lease) handOut(ctx context.Context, p store.ClaimParams, pos position, 
 		c.Alone = pg.Limit == 1
 		pg.Alone = c.Alone
 		l.takeRedo(pg)
+		if !slices.Contains(f.ids, pg.One) {
+			pg.Starts = 0
+		}
+		if c.Alone && len(f.ids) == 1 {
+			pg.One = f.ids[0]
+		}
 	}
 	f.page = pg
 	l.claims++
@@ -497,7 +503,9 @@ func (l *lease) takeRedo(pg page) {
 	}
 	l.redo = append([]page(nil), l.redo...)
 	first = &l.redo[0]
-	first.From, first.Starts = pg.To, 0
+	if first.From = pg.To; first.One <= pg.To {
+		first.Starts = 0
+	}
 }
 
 // Forget implements store.Session.

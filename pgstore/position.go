@@ -35,9 +35,11 @@ type page struct {
 	Alone bool `json:"alone,omitempty"`
 
 	// Of a page to be read again: at most Limit records together (0: any
-	// number), and how often its first record was alone in hand at a death.
-	Limit  int `json:"limit,omitempty"`
-	Starts int `json:"starts,omitempty"`
+	// number), and how often the record of row One was alone in hand at a
+	// death: others may be due by now that were not when it was sent.
+	Limit  int   `json:"limit,omitempty"`
+	Starts int   `json:"starts,omitempty"`
+	One    int64 `json:"one,omitempty"`
 }
 
 // hand is what a lease has in hand, and what it has to read again.
@@ -68,7 +70,7 @@ func (h hand) died(clean bool) hand {
 			p.Limit = 1
 			p.Starts++
 		default:
-			p.Limit, p.Starts = pieces(total), 0
+			p.Limit, p.Starts, p.One = pieces(total), 0, 0
 		}
 		p.Alone = false
 		out.Redo = append(out.Redo, p)

@@ -309,10 +309,15 @@ func (l *lease) handOut(p store.ClaimParams, s stretch, found *found) (c *store.
 		c.Exclusive = f.page.Limit > 0
 		c.Alone = f.page.Limit == 1 && len(c.Records) == 1
 		f.page.Alone = c.Alone
-		if f.page.Starts > 0 && len(c.Records) > 0 {
-			c.Records[0].Starts = f.page.Starts
-		}
 		l.takeRedo(f.page)
+		if i := slices.Index(f.ids, f.page.One); i >= 0 {
+			c.Records[i].Starts = f.page.Starts
+		} else {
+			f.page.Starts = 0
+		}
+		if c.Alone {
+			f.page.One = f.ids[0]
+		}
 	} else if len(c.Records)+len(f.scheduled)+len(l.open) > 0 {
 		// One behind others in hand has a number even if all of it is held
 		// back: after a death it may not be.
@@ -419,7 +424,9 @@ func (l *lease) takeRedo(pg page) {
 		l.redo = l.redo[1:]
 		return
 	}
-	l.redo[0].From, l.redo[0].Starts = pg.To, 0
+	if l.redo[0].From = pg.To; l.redo[0].One <= pg.To {
+		l.redo[0].Starts = 0
+	}
 }
 
 // flush settles pages without records that nothing is in hand before.

@@ -1,6 +1,10 @@
 package storetest
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/outrider-dev/outrider"
+)
 
 // Sequences grow along a key, whatever is delayed, dies or is held back in
 // between: a consumer that drops what is not above the highest one it has seen
@@ -9,6 +13,7 @@ var placeTests = []test{
 	{"DelayedAtDeath", testDelayedAtDeath},
 	{"DelayedBesideSuspects", testDelayedBesideSuspects},
 	{"HeldAtDeath", testHeldAtDeath},
+	{"ChargedIsWhoWasAlone", testChargedIsWhoWasAlone},
 }
 
 // pass lets what is delayed by less than n short times fall due, where the clock
@@ -80,4 +85,33 @@ func testHeldAtDeath(b *bench) {
 	m = b.heir()
 	m.drain(4, nil)
 	m.idle()
+}
+
+// One was alone in hand at a death, and a delayed event in front of it is due
+// by now: it is the former that is charged.
+func testChargedIsWhoWasAlone(b *bench) {
+	m := b.mortalOwner()
+	e := events("a", "b")
+	e[0].Delay = 100 * b.short()
+	b.put(e...)
+	m.hand()
+	m.die()
+	m = b.heir()
+	m.piece(1)
+	m.die()
+	b.pass(200)
+	m = b.heir()
+	for len(b.ledger.Missing(mainDest)) > 0 {
+		c := m.nextOf()
+		for _, r := range c.Records {
+			if want := len(ofKey([]outrider.Record{r}, "b")); r.Starts != want {
+				b.t.Errorf("event %s of key %s is charged %d deaths, want %d", r.ID, r.Key, r.Starts, want)
+			}
+		}
+		m.start(c)
+		m.finish(c)
+		if b.Advance == nil && c.Records[0].Key == "b" {
+			break // the other one takes long
+		}
+	}
 }
