@@ -261,6 +261,7 @@ func (ses *session) Release(ctx context.Context, sl store.Lease, keep store.Lane
 	}
 	l.mu.Lock()
 	done := l.done
+	keys := copies(l.unknown(done))
 	l.mu.Unlock()
 	var kept *lease
 	what := &written{apply: func() {
@@ -272,6 +273,9 @@ func (ses *session) Release(ctx context.Context, sl store.Lease, keep store.Lane
 	err := l.write(ctx, what, func(t *tx) (err error) {
 		kept = nil
 		if _, err := t.exec(`update outbox_leases set base = max(base, ?) where lease = ?`, done, l.ID); err != nil {
+			return err
+		}
+		if err := putKeys(t, l, keys); err != nil {
 			return err
 		}
 		if rest == 0 {

@@ -51,6 +51,7 @@ func (b *dueBuilder) keys() []*heldKey {
 			continue
 		}
 		k := *b.l.held[dr.key]
+		k.borrowed = false
 		n := len(dr.ids)
 		if dr.head != 0 {
 			k.head = dr.head

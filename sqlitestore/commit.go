@@ -151,6 +151,9 @@ func (p *plan) build(c store.CommitParams) error {
 			p.alone = d
 		}
 	}
+	for _, k := range p.l.unknown(p.done) {
+		p.key(k.key)
+	}
 	p.settleJoined()
 	return nil
 }
@@ -180,14 +183,15 @@ func (p *plan) settleJoined() {
 	}
 }
 
-// key is a held key as the plan has it so far, to be changed; nil if it is not
-// held.
+// key is a held key as the plan has it so far, to be changed and written; nil if
+// it is not held.
 func (p *plan) key(name string) *heldKey {
 	if k, ok := p.keys[name]; ok {
 		return k
 	}
 	if k := p.l.held[name]; k != nil && name != "" {
 		copied := *k
+		copied.borrowed = false
 		p.keys[name] = &copied
 		return &copied
 	}
@@ -337,7 +341,8 @@ func (p *plan) end(rec *outrider.Record, id int64, o *store.Outcome) bool {
 	if rec.Unordered {
 		return true
 	}
-	if k := p.key(rec.Key); k != nil && k.head == id {
+	if k := p.peek(rec.Key); k != nil && k.head == id {
+		k = p.key(rec.Key)
 		k.head, k.at = 0, max(k.at, id)
 		if k.parked {
 			k.parked = false
@@ -474,6 +479,11 @@ func (p *plan) applyKeys() {
 			for i := range f.ids {
 				if k := stopped[f.records.Records[i].Key]; k != nil {
 					k.last, k.wait = max(k.last, f.ids[i]), f.no
+				}
+			}
+			for i := range f.scheduled {
+				if k := stopped[f.scheduled[i].rec.Key]; k != nil {
+					k.last, k.wait = max(k.last, f.scheduled[i].id), f.no
 				}
 			}
 		}

@@ -284,13 +284,13 @@ func (b *dueBuilder) queue(found []*dueException) {
 // as a delayed event: its sequence has to grow over those of what is in hand,
 // and what comes later over it. Called with mu held.
 func (l *lease) borrow(x *dueException) *heldKey {
-	k := &heldKey{key: x.key, lane: x.lane, at: l.read, last: l.read, born: l.claims}
+	k := &heldKey{key: x.key, lane: x.lane, at: l.read, last: l.read, born: l.claims, borrowed: true}
 	for _, f := range l.open {
-		if slices.ContainsFunc(f.records.Records, func(r outrider.Record) bool { return r.Key == x.key }) {
+		if f.has(x.key) {
 			k.wait = f.no
 		}
 	}
-	l.held[x.key] = k
+	l.held[x.key], l.borrowed[x.key] = k, true
 	return k
 }
 

@@ -470,13 +470,22 @@ func (f *fresh) forget() {
 			back = append(back, pg)
 		}
 		// A key that was held back meanwhile has not got these.
-		for j := range slices.Backward(g.ids) {
-			if k := l.held[g.records.Records[j].Key]; k != nil && k.at >= g.ids[j] {
-				k.at = g.ids[j] - 1
-			}
+		for j, id := range g.ids {
+			l.fallBack(g.records.Records[j].Key, id)
+		}
+		for j := range g.scheduled {
+			l.fallBack(g.scheduled[j].rec.Key, g.scheduled[j].id)
 		}
 	}
 	l.redo = append(back, l.redo...)
 	l.read = f.before
 	l.open = l.open[:i]
+}
+
+// fallBack has a held key come to a row that is handed out no more. Called with
+// mu held.
+func (l *lease) fallBack(key string, id int64) {
+	if k := l.held[key]; k != nil {
+		k.at = min(k.at, id-1)
+	}
 }

@@ -1,9 +1,11 @@
 package sqlitestore
 
 import (
+	"slices"
 	"sync"
 	"time"
 
+	"github.com/outrider-dev/outrider"
 	"github.com/outrider-dev/outrider/store"
 )
 
@@ -24,6 +26,7 @@ type lease struct {
 	was  []page   // all that was in hand when the lease was acquired
 
 	held     map[string]*heldKey
+	borrowed map[string]bool    // those of held that the database may not know of
 	joined   map[string]int64   // keys that move with the lease again, beyond an id
 	noted    map[string]bool    // those of joined that the database knows of
 	inHand   map[int64]bool     // exceptions in hand
@@ -51,13 +54,19 @@ type fresh struct {
 	settled   bool // its page is done; slow records may still be in hand
 }
 
+// has reports whether a key has a row in the page that is not held back.
+func (f *fresh) has(key string) bool {
+	return slices.ContainsFunc(f.records.Records, func(r outrider.Record) bool { return r.Key == key }) ||
+		slices.ContainsFunc(f.scheduled, func(r row) bool { return r.rec.Key == key })
+}
+
 // empty reports whether there is nothing to be sent of the page.
 func (f *fresh) empty() bool { return len(f.ids) == 0 }
 
 func newLease(ses *session) *lease {
 	return &lease{
 		fence: fence{db: ses.st.database, table: "outbox_leases", loseAnswer: &ses.loseAnswer},
-		ses:   ses, held: map[string]*heldKey{}, joined: map[string]int64{}, noted: map[string]bool{},
+		ses:   ses, held: map[string]*heldKey{}, borrowed: map[string]bool{}, joined: map[string]int64{}, noted: map[string]bool{},
 		inHand: map[int64]bool{}, waiting: map[int64]struct{}{},
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/outrider-dev/outrider/store"
@@ -93,15 +94,24 @@ func (l *lease) stopAt() int64 {
 func (l *lease) join(ctx context.Context, b *lease) error {
 	l.mu.Lock()
 	done, page, lanes := l.done, max(l.page, b.page), l.Lanes|b.Lanes
+	unknown := l.unknown(done)
 	l.mu.Unlock()
+	b.mu.Lock()
+	unknown = append(unknown, b.unknown(done)...)
+	keys := copies(unknown)
+	b.mu.Unlock()
 	what := &written{apply: func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		l.Lanes, l.page, l.stop, l.saved = lanes, page, 0, done
+		for _, k := range unknown {
+			k.borrowed = false
+		}
 		for key, k := range b.held {
 			k.wait, k.born, k.loaded = 0, 0, true // what was in hand was in other pages
 			l.held[key] = k
 		}
+		maps.Copy(l.borrowed, b.borrowed)
 		for key, at := range b.joined {
 			l.joined[key], l.noted[key] = at, b.noted[key]
 		}
@@ -116,6 +126,9 @@ func (l *lease) join(ctx context.Context, b *lease) error {
 		}
 		if n == 0 {
 			return store.ErrFenced
+		}
+		if err := putKeys(t, l, keys); err != nil {
+			return err
 		}
 		_, err = t.exec(`update outbox_leases set lanes = ?, base = ?, page = ?, open = '{"open":[]}' where lease = ?`, mask(lanes), done, page, l.ID)
 		return err

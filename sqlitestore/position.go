@@ -82,6 +82,7 @@ type heldKey struct {
 	// is drained once that one is settled.
 	born, wait int64
 	loaded     bool  // it was held back before the lease was acquired
+	borrowed   bool  // and the database does not know yet
 	parked     bool  // exceptions may wait for its head to be out of the way
 	served     int64 // when it was last part of a Due claim
 }
@@ -90,6 +91,31 @@ type heldKey struct {
 // Called with mu held.
 func (k *heldKey) ready(l *lease) bool {
 	return k.inHand == 0 && (len(l.open) == 0 || l.open[0].no > k.wait)
+}
+
+// unknown are the held keys that the database does not know and has to as soon as
+// it says that the lease stands at an id: that the lease has passed over some of
+// theirs is written nowhere else. Called with mu held.
+func (l *lease) unknown(done int64) []*heldKey {
+	var out []*heldKey
+	for key := range l.borrowed {
+		switch k := l.held[key]; {
+		case k == nil || !k.borrowed:
+			delete(l.borrowed, key)
+		case k.at < done:
+			out = append(out, k)
+		}
+	}
+	return out
+}
+
+// copies are keys to be written while others may change.
+func copies(keys []*heldKey) []heldKey {
+	out := make([]heldKey, len(keys))
+	for i, k := range keys {
+		out[i] = *k
+	}
+	return out
 }
 
 // mask is the lanes as SQLite keeps them.

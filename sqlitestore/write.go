@@ -140,6 +140,15 @@ func putKey(t *tx, l *lease, k *heldKey) error {
 	return err
 }
 
+func putKeys(t *tx, l *lease, keys []heldKey) error {
+	for i := range keys {
+		if err := putKey(t, l, &keys[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // unpark makes exceptions due that have waited for the head of their key.
 func unpark(t *tx, destination, key string) error {
 	_, err := t.exec(`

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/outrider-dev/outrider"
+	"github.com/outrider-dev/outrider/store"
 )
 
 // Sequences grow along a key, whatever is delayed, dies or is held back in
@@ -14,6 +15,13 @@ var placeTests = []test{
 	{"DelayedBesideSuspects", testDelayedBesideSuspects},
 	{"HeldAtDeath", testHeldAtDeath},
 	{"ChargedIsWhoWasAlone", testChargedIsWhoWasAlone},
+	{"PassedAtDeath", testPassedAtDeath},
+	{"PassedAmongPieces", testPassedAmongPieces},
+	{"PassedGivenBack", testPassedGivenBack},
+	{"PassedJoined", testPassedJoined},
+	{"DelayedAtDeathAgain", testDelayedAtDeathAgain},
+	{"DelayedForgotten", testDelayedForgotten},
+	{"DelayedBehindHead", testDelayedBehindHead},
 }
 
 // pass lets what is delayed by less than n short times fall due, where the clock
@@ -114,4 +122,153 @@ func testChargedIsWhoWasAlone(b *bench) {
 			break // the other one takes long
 		}
 	}
+}
+
+// dueBehind has a delayed event of key a fall due while another of the key is in
+// hand. Who asks for it then has to wait, and so have later ones of the key that
+// Fresh claims come to meanwhile: it may be written nowhere yet that they do.
+func (m *member) dueBehind() *store.Claim {
+	m.t.Helper()
+	e := events("a", "b")
+	e[0].Delay = m.b.short()
+	m.b.put(e...)
+	m.finish(m.hand())
+	m.b.put(event("a"))
+	c := m.hand()
+	m.b.pass(2)
+	if c := m.due(); len(c.Records) > 0 {
+		m.s.Forget(c) // it waits for nothing here
+	}
+	return c
+}
+
+// drainAll sends what is left.
+func (m *member) drainAll() {
+	m.t.Helper()
+	m.drain(len(m.b.ledger.Missing(mainDest)), nil)
+	m.idle()
+}
+
+// The owner dies before it has asked again for what is due.
+func testPassedAtDeath(b *bench) {
+	m := b.mortalOwner()
+	one := m.dueBehind()
+	b.put(events("a", "b", "a")...)
+	two := m.hand()
+	m.finish(one)
+	m.finish(two)
+	m.die()
+	b.heir().drainAll()
+}
+
+// So it does while what was in hand at an earlier death is sent again: what is
+// due may have to wait for that.
+func testPassedAmongPieces(b *bench) {
+	m := b.mortalOwner()
+	e := events("a", "x")
+	e[0].Delay = b.short()
+	b.put(e...)
+	m.finish(m.hand())
+	b.put(event("c"))
+	m.settle(m.hand(), waiting(1, 0))
+	m.start(m.nextDue())
+	b.put(event("a"))
+	m.hand()
+	b.put(event("d"))
+	m.hand()
+	m.die()
+	b.pass(2)
+	m = b.heir()
+	if _, err := m.round(store.Due, nil); err != nil {
+		b.t.Fatal(err)
+	}
+	m.start(m.nextFresh())
+	m.die()
+	b.heir().drainAll()
+}
+
+// It gives its lease back then, having passed over the later ones without a
+// word.
+func testPassedGivenBack(b *bench) {
+	m := b.owner()
+	m.finish(m.dueBehind())
+	b.put(events("a")...)
+	m.s.Forget(m.fresh())
+	if _, err := m.s.Release(b.ctx, m.lease, 0); err != nil {
+		b.t.Fatal(err)
+	}
+	m.takeAll().drainAll()
+}
+
+// Or it joins the lease with another, and dies.
+func testPassedJoined(b *bench) {
+	m := b.joinMortal()
+	if _, ok := m.s.(store.Merger); !ok {
+		b.t.Skip("not a Merger")
+	}
+	a := store.LaneSet(1) << outrider.Lane("a")
+	leases := append(m.acquire(32), m.acquire(32)...)
+	if leases[1].Lanes&a != 0 {
+		slices.Reverse(leases)
+	}
+	m.lease = leases[0]
+	m.finish(m.dueBehind())
+	b.put(event("a"))
+	m.s.Forget(m.fresh())
+	m.merge(leases, len(b.ledger.Missing(mainDest)))
+	m.die()
+	b.heir().drainAll()
+}
+
+// delayedTwice has a delayed event of key a fall due while a page with another
+// one, that is not due yet, is in hand. Whether it comes to its end is the
+// store's to say; the page's is not lost by that.
+func (m *member) delayedTwice() *store.Claim {
+	m.t.Helper()
+	e := events("a", "a", "b", "c")
+	e[0].Delay, e[1].Delay = m.b.short(), 5*m.b.short()
+	m.b.put(e[0], e[3])
+	m.finish(m.hand())
+	m.b.put(e[1], e[2])
+	c := m.fresh()
+	m.b.pass(2)
+	if _, err := m.round(store.Due, nil); err != nil {
+		m.t.Fatal(err)
+	}
+	return c
+}
+
+// It dies, and the page is read again.
+func testDelayedAtDeathAgain(b *bench) {
+	m := b.mortalOwner()
+	m.start(m.delayedTwice())
+	m.die()
+	b.heir().drainAll()
+}
+
+// It forgets the page, and reads it again.
+func testDelayedForgotten(b *bench) {
+	m := b.owner()
+	m.s.Forget(m.delayedTwice())
+	m.drainAll()
+}
+
+// A delayed event is in a page in hand when one of its key in front of it fails,
+// and gets through when it is tried again. Then the owner dies.
+func testDelayedBehindHead(b *bench) {
+	m := b.mortalOwner()
+	e := events("a", "a", "b")
+	e[1].Delay = 5 * b.short()
+	b.put(e[0])
+	one := m.hand()
+	b.put(e[1:]...)
+	m.hand()
+	m.settle(one, waiting(1, 0))
+	if _, err := m.round(store.Due, nil); err != nil {
+		b.t.Fatal(err)
+	}
+	b.put(event("c"))
+	m.hand()
+	m.die()
+	b.heir().drainAll()
 }
