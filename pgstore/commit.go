@@ -233,7 +233,7 @@ func (p *plan) settleFresh(f *fresh, s *store.Settlement) {
 			p.passOver(f, k, r.id) // the key's own reading comes to it
 			continue
 		}
-		p.put[r.id] = exception{rec: &r.rec, state: "SCHEDULED", at: r.rec.AvailableAt}
+		p.put[r.id] = exception{rec: r.rec, state: "SCHEDULED", at: r.rec.AvailableAt}
 	}
 	for key, id := range f.skipped {
 		if k := p.l.held[key]; k != nil {
@@ -386,7 +386,7 @@ func (p *plan) settleDrain(d *due, dr *drain, s *store.Settlement) int {
 	}
 	for i := range dr.scheduled {
 		if r := &dr.scheduled[i]; !stopped || r.id <= k.at {
-			p.put[r.id] = exception{rec: &r.rec, state: "SCHEDULED", at: r.rec.AvailableAt}
+			p.put[r.id] = exception{rec: r.rec, state: "SCHEDULED", at: r.rec.AvailableAt}
 		}
 	}
 	switch {

@@ -188,7 +188,7 @@ func (l *lease) readSingles(ctx context.Context, p store.ClaimParams) (found []s
 	var out []single
 	limit := p.MaxRecords
 	for res.Next() {
-		var s single
+		s := single{row: row{rec: &outrider.Record{}}}
 		v, err := l.reader.scan(res, &s.row)
 		if err != nil {
 			return nil, false, err
@@ -222,9 +222,6 @@ func (l *lease) readSingles(ctx context.Context, p store.ClaimParams) (found []s
 	rows = rows[:len(out)]
 	if err := l.ses.st.fetchLarge(ctx, rows); err != nil {
 		return nil, false, err
-	}
-	for i := range out {
-		out[i].rec.Payload = rows[i].rec.Payload
 	}
 	return out, more, nil
 }
@@ -320,10 +317,10 @@ func (l *lease) readDrains(ctx context.Context, p store.ClaimParams, d *due, sin
 		share = min(share, max(1, limit/len(keys)))
 	}
 	var b pgx.Batch
-	found := make([][]row, len(keys))
+	found := make([]batch, len(keys))
 	for i, k := range keys {
 		b.Queue(l.ses.st.sql.key, mask(l.Lanes), inline(p), k.key, max(k.at, k.head), k.target.text, k.base.text, share+1).
-			Query(func(r pgx.Rows) (err error) { found[i], err = l.reader.rows(r, nil); return err })
+			Query(func(r pgx.Rows) error { return l.reader.rows(r, &found[i], 0) })
 	}
 	if err := l.ses.st.pool.SendBatch(ctx, &b).Close(); err != nil {
 		return fmt.Errorf("pgstore: read held keys of lease %d: %w", l.ID, err)
@@ -337,8 +334,8 @@ func (l *lease) readDrains(ctx context.Context, p store.ClaimParams, d *due, sin
 	for i, k := range keys {
 		switch n := cuts[i]; {
 		case n > 0:
-			d.drains = append(d.drains, l.drain(k, found[i][:n], n == len(found[i])))
-		case len(found[i]) == 0 && k.head == 0:
+			d.drains = append(d.drains, l.drain(k, found[i].rows[:n], n == len(found[i].rows)))
+		case len(found[i].rows) == 0 && k.head == 0:
 			k.base, k.target, k.at, k.near = *k.target, nil, 0, true
 		}
 	}
@@ -347,14 +344,15 @@ func (l *lease) readDrains(ctx context.Context, p store.ClaimParams, d *due, sin
 
 // cutDrains says how many of the rows found for each key fit the claim, and
 // reads what was left out of those. some: the claim holds records already.
-func (l *lease) cutDrains(ctx context.Context, p store.ClaimParams, keys []*heldKey, found [][]row, share, bytes int, some bool) ([]int, error) {
+func (l *lease) cutDrains(ctx context.Context, p store.ClaimParams, keys []*heldKey, found []batch, share, bytes int, some bool) ([]int, error) {
 	cuts := make([]int, len(keys))
 	for i, k := range keys {
 		room := share
 		if k.head != 0 && p.KeyShare > 0 {
 			room = min(room, p.KeyShare-1) // its head counts
 		}
-		rows := found[i][:min(len(found[i]), room)]
+		rows := found[i].rows
+		rows = rows[:min(len(rows), room)]
 		if len(rows) == 0 || some && rows[0].size > bytes {
 			continue // another time
 		}
@@ -419,7 +417,7 @@ func (l *lease) drain(k *heldKey, rows []row, all bool) *drain {
 			r.rec.Starts = k.starts
 		}
 		dr.ids = append(dr.ids, r.id)
-		dr.records = append(dr.records, r.rec)
+		dr.records = append(dr.records, *r.rec)
 	}
 	return dr
 }
@@ -432,7 +430,7 @@ func (d *due) pick(singles []single) {
 		if s.missing {
 			continue
 		}
-		c.Records = append(c.Records, s.rec)
+		c.Records = append(c.Records, *s.rec)
 		d.singles = append(d.singles, s.id)
 		c.Redelivery = true
 		if s.together > 0 {

@@ -224,19 +224,19 @@ func (l *lease) openWindow(ctx context.Context, p store.ClaimParams, pos positio
 	var text string
 	var top int64
 	st := l.ses.st
-	rows := st.takeRows()
+	found := st.takeBatch()
 	err := l.readOnly(ctx,
 		func(b *pgx.Batch) {
 			b.Queue(st.sql.now).QueryRow(func(r pgx.Row) error { return r.Scan(&text, &top) })
 		},
 		func(b *pgx.Batch) {
 			b.Queue(st.sql.fresh, mask(l.Lanes), inline(p), pos.base.xmax, limit).
-				Query(func(r pgx.Rows) (err error) { rows, err = l.reader.rows(r, rows); return err })
+				Query(func(r pgx.Rows) error { return l.reader.rows(r, found, l.size) })
 		},
 		func(b *pgx.Batch) {
 			if len(pos.base.xip) > 0 {
 				b.Queue(st.sql.late, mask(l.Lanes), inline(p), pos.base.xipText(), limit).
-					Query(func(r pgx.Rows) (err error) { rows, err = l.reader.rows(r, rows); return err })
+					Query(func(r pgx.Rows) error { return l.reader.rows(r, found, l.size) })
 			}
 		})
 	if err != nil {
@@ -246,19 +246,20 @@ func (l *lease) openWindow(ctx context.Context, p store.ClaimParams, pos positio
 	if err != nil {
 		return nil, err
 	}
+	rows := found.rows
 	if len(rows) == 0 {
-		st.giveRows(rows)
+		st.giveRows(found)
 		l.idle(pos, snap)
 		return nil, nil
 	}
 	if len(rows) > p.MaxRecords || bytesOf(rows) > p.MaxBytes {
 		pos.target, pos.top = &snap, top
-		st.giveRows(rows)
+		st.giveRows(found)
 		return l.readWindow(ctx, p, pos)
 	}
-	slices.SortFunc(rows, func(a, b row) int { return cmpInt(a.id, b.id) })
+	found.sort()
 	pg := page{Base: pos.base.text, Snap: snap.text, From: rows[0].id - 1, To: rows[len(rows)-1].id, Last: true}
-	return l.handOut(ctx, p, pos, pg, rows)
+	return l.handOut(ctx, p, pos, pg, found)
 }
 
 // idle moves base on past a snapshot with nothing in it, so that the next look
@@ -298,32 +299,32 @@ func (l *lease) readWindow(ctx context.Context, p store.ClaimParams, pos positio
 			from = first - 1
 		}
 	}
-	rows := st.takeRows()
+	found := st.takeBatch()
 	var err error
 	switch behind := pos.hi - from; {
 	case behind <= 0:
-		rows, err = l.query(ctx, rows, st.sql.newer, mask(l.Lanes), inline(p), from, pos.top, pos.target.text, p.MaxRecords+1)
+		err = l.query(ctx, found, st.sql.newer, mask(l.Lanes), inline(p), from, pos.top, pos.target.text, p.MaxRecords+1)
 	case behind <= walk:
-		rows, err = l.query(ctx, rows, st.sql.again, mask(l.Lanes), inline(p), from, pos.top, pos.target.text, pos.base.text, p.MaxRecords+1)
+		err = l.query(ctx, found, st.sql.again, mask(l.Lanes), inline(p), from, pos.top, pos.target.text, pos.base.text, p.MaxRecords+1)
 	default:
-		rows, err = l.query(ctx, rows, st.sql.older, mask(l.Lanes), inline(p), pos.base.xmax, pos.base.xipText(), pos.hi, from,
+		err = l.query(ctx, found, st.sql.older, mask(l.Lanes), inline(p), pos.base.xmax, pos.base.xipText(), pos.hi, from,
 			pos.target.text, p.MaxRecords+1)
-		if room := p.MaxRecords + 1 - len(rows); err == nil && room > 0 {
-			rows, err = l.query(ctx, rows, st.sql.newer, mask(l.Lanes), inline(p), pos.hi, pos.top, pos.target.text, room)
+		if room := p.MaxRecords + 1 - len(found.rows); err == nil && room > 0 {
+			err = l.query(ctx, found, st.sql.newer, mask(l.Lanes), inline(p), pos.hi, pos.top, pos.target.text, room)
 		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("pgstore: read lease %d: %w", l.ID, err)
 	}
+	rows := found.rows
 	n := cut(rows[:min(len(rows), p.MaxRecords)], p.MaxBytes)
 	pg := page{Base: pos.base.text, Snap: pos.target.text, From: from, Top: pos.top, Last: n == len(rows)}
-	clear(rows[n:])
-	rows = rows[:n]
+	found.cut(n)
 	pg.To = max(from, pos.top)
 	if !pg.Last {
 		pg.To = rows[n-1].id
 	}
-	return l.handOut(ctx, p, pos, pg, rows)
+	return l.handOut(ctx, p, pos, pg, found)
 }
 
 // walk is how many ids behind hi a window's rows are still looked for along the
@@ -331,12 +332,12 @@ func (l *lease) readWindow(ctx context.Context, p store.ClaimParams, pos positio
 const walk = 500_000
 
 // query reads rows behind those there are.
-func (l *lease) query(ctx context.Context, rows []row, sql string, args ...any) ([]row, error) {
+func (l *lease) query(ctx context.Context, b *batch, sql string, args ...any) error {
 	res, err := l.ses.st.pool.Query(ctx, sql, args...)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return l.reader.rows(res, rows)
+	return l.reader.rows(res, b, l.size)
 }
 
 // readAgain reads a page that was in hand before, or the next piece of it.
@@ -345,18 +346,15 @@ func (l *lease) readAgain(ctx context.Context, p store.ClaimParams, pg page) (*s
 	if pg.Limit > 0 {
 		limit = min(limit, pg.Limit)
 	}
-	res, err := l.ses.st.pool.Query(ctx, l.ses.st.sql.again, mask(l.Lanes), inline(p), pg.From, pg.To, pg.Snap, pg.Base, limit+1)
+	found := l.ses.st.takeBatch()
+	err := l.query(ctx, found, l.ses.st.sql.again, mask(l.Lanes), inline(p), pg.From, pg.To, pg.Snap, pg.Base, limit+1)
 	if err != nil {
 		return nil, fmt.Errorf("pgstore: read lease %d again: %w", l.ID, err)
 	}
-	rows, err := l.reader.rows(res, l.ses.st.takeRows())
-	if err != nil {
-		return nil, fmt.Errorf("pgstore: read lease %d again: %w", l.ID, err)
-	}
+	rows := found.rows
 	n := cut(rows[:min(len(rows), limit)], p.MaxBytes)
 	whole := n == len(rows)
-	clear(rows[n:])
-	rows = rows[:n]
+	found.cut(n)
 	l.mu.Lock()
 	pos := l.read
 	l.mu.Unlock()
@@ -364,7 +362,7 @@ func (l *lease) readAgain(ctx context.Context, p store.ClaimParams, pg page) (*s
 	if !whole {
 		piece.To, piece.Last = rows[n-1].id, false
 	}
-	return l.handOut(ctx, p, pos, piece, rows)
+	return l.handOut(ctx, p, pos, piece, found)
 }
 
 // cut is how many rows come before their payloads exceed max; at least one.
@@ -398,7 +396,8 @@ func (l *lease) highest(ctx context.Context) (int64, error) {
 
 // handOut makes a claim of a page's rows: without those of held keys, those
 // that are not due, and what a key has beyond its share.
-func (l *lease) handOut(ctx context.Context, p store.ClaimParams, pos position, pg page, rows []row) (*store.Claim, error) {
+func (l *lease) handOut(ctx context.Context, p store.ClaimParams, pos position, pg page, found *batch) (*store.Claim, error) {
+	rows := found.rows
 	if err := l.ses.st.fetchLarge(ctx, rows); err != nil {
 		return nil, err
 	}
@@ -421,7 +420,8 @@ func (l *lease) handOut(ctx context.Context, p store.ClaimParams, pos position, 
 			f.seen[i] = rows[i].id
 		}
 	}
-	c.Records = make([]outrider.Record, 0, len(rows))
+	l.size = len(rows) + 1
+	c.Records = found.recs[:0] // what is left out is closed up
 	f.ids = make([]int64, 0, len(rows))
 	clear(l.counts)
 	for i := range rows {
@@ -438,6 +438,8 @@ func (l *lease) handOut(ctx context.Context, p store.ClaimParams, pos position, 
 			continue
 		}
 		if r.later {
+			rec := *r.rec
+			r.rec = &rec
 			f.scheduled = append(f.scheduled, *r)
 			continue
 		}
@@ -465,10 +467,11 @@ func (l *lease) handOut(ctx context.Context, p store.ClaimParams, pos position, 
 		if pg.Starts > 0 && r.id == pg.One {
 			r.rec.Starts = pg.Starts
 		}
-		c.Records = append(c.Records, r.rec)
+		c.Records = append(c.Records, *r.rec)
 		f.ids = append(f.ids, r.id)
 	}
-	l.ses.st.giveRows(rows)
+	clear(found.recs[len(c.Records):])
+	l.ses.st.giveRows(found)
 	pg.N = len(c.Records)
 	if redo {
 		c.Exclusive = pg.Limit > 0

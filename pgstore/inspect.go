@@ -442,14 +442,14 @@ func (v view) show(ctx context.Context, id string) ([]store.Detail, error) {
 		if err != nil {
 			return nil, fmt.Errorf("pgstore: show %s: %w", id, err)
 		}
-		recs, err := r.rows(res, nil)
-		if err != nil {
+		var found batch
+		if err := r.rows(res, &found, 1); err != nil {
 			return nil, fmt.Errorf("pgstore: show %s: %w", id, err)
 		}
-		if len(recs) == 0 {
+		if len(found.recs) == 0 {
 			continue // gone meanwhile
 		}
-		d := store.Detail{Record: recs[0].rec}
+		d := store.Detail{Record: found.recs[0]}
 		if d.Entries, err = v.entries(ctx, []int64{row}, store.ListParams{}); err != nil {
 			return nil, fmt.Errorf("pgstore: show %s: %w", id, err)
 		}

@@ -101,7 +101,9 @@ func TestLargePayloadsAreLeftOutOfThePage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rows, err := newReader().rows(res, nil)
+	var found batch
+	err = newReader().rows(res, &found, 0)
+	rows := found.rows
 	if err != nil || len(rows) != 4 {
 		t.Fatalf("%d rows, %v", len(rows), err)
 	}

@@ -22,6 +22,7 @@ type lease struct {
 	store.Lease
 	ses    *session
 	reader *reader
+	size   int // rows of the last page
 
 	// writing serialises what writes to the database under the lease.
 	writing sync.Mutex

@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -21,7 +22,49 @@ type row struct {
 	later bool // available_at is to come
 	size  int  // of the payload
 	large bool // the payload was left out
-	rec   outrider.Record
+	rec   *outrider.Record
+}
+
+// batch is rows with their records side by side, so that a claim can take them
+// over as they are: copying them cost a drain a tenth of its time.
+type batch struct {
+	rows []row
+	recs []outrider.Record // recs[i] is that of rows[i]
+}
+
+// add makes room for a row.
+func (b *batch) add(hint int) *row {
+	if len(b.recs) == cap(b.recs) {
+		b.recs = append(make([]outrider.Record, 0, max(2*cap(b.recs), hint, 16)), b.recs...)
+		for i := range b.rows {
+			b.rows[i].rec = &b.recs[i]
+		}
+	}
+	b.recs = b.recs[:len(b.recs)+1]
+	b.rows = append(b.rows, row{rec: &b.recs[len(b.recs)-1]})
+	return &b.rows[len(b.rows)-1]
+}
+
+// cut keeps the first n rows.
+func (b *batch) cut(n int) {
+	clear(b.rows[n:])
+	clear(b.recs[n:])
+	b.rows, b.recs = b.rows[:n], b.recs[:n]
+}
+
+// sort puts rows in the order of their ids.
+func (b *batch) sort() {
+	byID := func(x, y row) int { return cmpInt(x.id, y.id) }
+	if slices.IsSortedFunc(b.rows, byID) {
+		return
+	}
+	slices.SortFunc(b.rows, byID)
+	recs := make([]outrider.Record, len(b.rows))
+	for i := range b.rows {
+		recs[i] = *b.rows[i].rec
+		b.rows[i].rec = &recs[i]
+	}
+	b.recs = recs
 }
 
 // pgEpoch is where PostgreSQL counts time from, in Unix microseconds.
@@ -59,7 +102,7 @@ func (r *reader) scan(rows pgx.Rows, out *row) ([][]byte, error) {
 		return v[14:], nil // the event's row is gone
 	}
 	out.id = int64(binary.BigEndian.Uint64(v[0]))
-	rec := &out.rec
+	rec := out.rec
 	rec.AggregateType = r.word(v[2])
 	rec.Type = r.word(v[4])
 	r.own(rec, out.id, v[1], v[3], v[5])
@@ -153,36 +196,36 @@ func appendUUID(to, id []byte) []byte {
 	return to
 }
 
-// rows reads all of a result.
-func (r *reader) rows(res pgx.Rows, into []row) ([]row, error) {
+// rows reads all of a result, behind what b holds. hint is how many may come.
+func (r *reader) rows(res pgx.Rows, b *batch, hint int) error {
 	defer res.Close()
 	for res.Next() {
-		into = append(into, row{})
-		if _, err := r.scan(res, &into[len(into)-1]); err != nil {
-			return into, err
+		if _, err := r.scan(res, b.add(hint)); err != nil {
+			return err
 		}
 	}
-	return into, res.Err()
+	return res.Err()
 }
 
-// takeRows gives a slice to read rows into, and giveRows takes it back once
-// they have been made a claim of. Growing a new one for each page took a fifth
-// of a drain's time, and a sync.Pool forgets every other one.
-func (s *Store) takeRows() []row {
+// takeBatch gives a batch to read into, and giveRows takes back its rows once
+// they have been made a claim of. Growing new ones for each page took a tenth of
+// a drain's time, and a sync.Pool forgets every other one.
+func (s *Store) takeBatch() *batch {
 	select {
 	case rows := <-s.rows:
-		return rows
+		return &batch{rows: rows}
 	default:
-		return nil
+		return &batch{}
 	}
 }
 
-func (s *Store) giveRows(rows []row) {
-	clear(rows)
+func (s *Store) giveRows(b *batch) {
+	clear(b.rows)
 	select {
-	case s.rows <- rows[:0]:
+	case s.rows <- b.rows[:0]:
 	default:
 	}
+	b.rows = nil
 }
 
 // fetchLarge reads the payloads that were left out of rows, which are known by

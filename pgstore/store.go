@@ -102,7 +102,7 @@ type Store struct {
 	cfg  Config
 	pool *pgxpool.Pool
 	sql  statements
-	rows chan []row // spare ones, see takeRows
+	rows chan []row // spare ones, see takeBatch
 	// oldTx is the age of transactions that are warned of.
 	oldTx time.Duration
 }
