@@ -139,7 +139,7 @@ func TestDoorbellOfWhoLooksWakesOthers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer tx.Rollback() //nolint:errcheck // the database goes with the test
+	defer tx.Rollback() // the database goes with the test
 	if _, err := tx.Exec(`select pg_current_xact_id()`); err != nil {
 		t.Fatal(err)
 	}

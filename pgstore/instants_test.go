@@ -14,7 +14,7 @@ func TestRowsHaveTheirOwnInstants(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer tx.Rollback() //nolint:errcheck // the database goes with the test
+	defer tx.Rollback() // the database goes with the test
 	for range 2 {
 		if _, err := tx.Exec(oneEvent); err != nil {
 			t.Fatal(err)
