@@ -239,6 +239,10 @@ func (l *lease) loadLast(t *tx) error {
 				return err
 			}
 			delete(l.joined, k.key)
+			// Its head may have been skipped without anybody taking note.
+			if err := unpark(t, l.Destination, k.key); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

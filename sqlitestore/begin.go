@@ -38,7 +38,10 @@ func (b *dueBuilder) begin(ctx context.Context) error {
 				return err
 			}
 		}
-		return b.setAside(t)
+		if err := b.setAside(t); err != nil {
+			return err
+		}
+		return b.comeBack(t, dropped)
 	})
 }
 
@@ -92,6 +95,18 @@ func (b *dueBuilder) mark(t *tx) (dropped []int64, err error) {
 		}
 	}
 	return dropped, nil
+}
+
+// comeBack makes due again what waits for heads that an operator has taken away.
+func (b *dueBuilder) comeBack(t *tx, dropped []int64) error {
+	for _, dr := range b.d.drains {
+		if dr.key != "" && slices.Contains(dropped, dr.head) {
+			if err := unpark(t, b.l.Destination, dr.key); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // setAside parks what waits for another head, and gives up what has no event

@@ -22,6 +22,7 @@ var placeTests = []test{
 	{"DelayedAtDeathAgain", testDelayedAtDeathAgain},
 	{"DelayedForgotten", testDelayedForgotten},
 	{"DelayedBehindHead", testDelayedBehindHead},
+	{"DelayedBehindSkipped", testDelayedBehindSkipped},
 }
 
 // pass lets what is delayed by less than n short times fall due, where the clock
@@ -271,4 +272,27 @@ func testDelayedBehindHead(b *bench) {
 	m.hand()
 	m.die()
 	b.heir().drainAll()
+}
+
+// A delayed event that is due waits for a head of its key, which is skipped while
+// nobody holds the lease.
+func testDelayedBehindSkipped(b *bench) {
+	op := b.operator()
+	m := b.owner()
+	e := events("a", "a")
+	e[0].Delay = b.short()
+	b.put(e...)
+	c := m.hand()
+	if len(c.Records) > 1 {
+		return // the clock is real, and was quicker
+	}
+	m.settle(c, waiting(4, forever))
+	b.pass(2)
+	m.idleDue()
+	if _, err := m.s.Release(b.ctx, m.lease, 0); err != nil {
+		b.t.Fatal(err)
+	}
+	b.operate("skip", func() (int, error) { return op.Skip(b.ctx, store.Target{ID: e[1].ID}) }, 1)
+	b.ledger.GivenUp(mainDest, e[1].ID)
+	m.takeAll().drainAll()
 }
