@@ -95,9 +95,11 @@ type Session interface {
 	// is split. Returns those taken, maybe none.
 	Acquire(ctx context.Context, p AcquireParams) ([]Lease, error)
 
-	// Renew prolongs the given leases by the TTL and tells how many relays
-	// are alive, and what they serve. It uses a connection of its own, never one of those that
-	// carry Claim and Commit. Cheap: meant for several calls per second.
+	// Renew keeps the given leases from running out: one of which less than
+	// two thirds of the TTL are left has all of it again, others may stay as
+	// they are. It tells how many relays are alive, and what they serve. It
+	// uses a connection of its own, never one of those that carry Claim and
+	// Commit. Cheap: meant for several calls per second.
 	Renew(ctx context.Context, leases []Lease) (Renewal, error)
 
 	// Release gives back a lease, or the lanes of it that are not in keep;
