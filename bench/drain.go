@@ -93,7 +93,7 @@ func barePgoutput(ctx context.Context, e *env) (sample, error) {
 // drainMemory drains so many events, or 0: as many as all drains.
 func drainMemory(full int) func(context.Context, *env) (sample, error) {
 	return func(ctx context.Context, e *env) (sample, error) {
-		n := e.drained()
+		n := e.drainedToMemory()
 		if full > 0 {
 			n = e.n(full)
 		}
@@ -107,7 +107,7 @@ func drainMemory(full int) func(context.Context, *env) (sample, error) {
 }
 
 func bareMemory(ctx context.Context, e *env) (sample, error) {
-	n := e.drained()
+	n := e.drainedToMemory()
 	d, err := e.filled(ctx, n)
 	if err != nil {
 		return nil, err
@@ -165,7 +165,7 @@ func (d *database) open(ctx context.Context, o pgx.TxOptions, statement string) 
 // is older than it. So the table is filled for each run, and not copied.
 func drainHeld(h hold) func(context.Context, *env) (sample, error) {
 	return func(ctx context.Context, e *env) (sample, error) {
-		n := e.drained()
+		n := e.drainedToMemory()
 		d, err := e.empty(ctx)
 		if err != nil {
 			return nil, err

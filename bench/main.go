@@ -42,6 +42,10 @@ func (e *env) n(full int) int { return max(200, int(float64(full)*e.scale)) }
 // drained is how many events a drain has.
 func (e *env) drained() int { return e.n(e.events) }
 
+// drainedToMemory is how many a drain from PostgreSQL to memory has: fewer are
+// gone in half a second, of which the start is a good part.
+func (e *env) drainedToMemory() int { return e.n(5 * e.events) }
+
 // span is a time as this run is scaled.
 func (e *env) span(full time.Duration) time.Duration {
 	return max(100*time.Millisecond, time.Duration(float64(full)*e.scale))

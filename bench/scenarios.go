@@ -30,9 +30,10 @@ type scenario struct {
 }
 
 const (
-	largeBacklog = 2_000_000
-	smallBacklog = 100_000
-	aMinute      = time.Minute
+	largeBacklog  = 2_000_000
+	middleBacklog = 1_000_000
+	smallBacklog  = 100_000
+	aMinute       = time.Minute
 )
 
 // noStall is how much longer than without a kill the others may wait at most:
@@ -70,6 +71,9 @@ var scenarios = []scenario{
 		[]figure{{p99, ratio, atMost(3)}}},
 	{"backlog", "drain to memory", needsPostgres,
 		side{"2,000,000", drainMemory(largeBacklog)}, side{"100,000", drainMemory(smallBacklog)},
+		[]figure{{perSecond, ratio, atLeast(0.9)}, {peakMiB, ratio, atMost(1.2)}}},
+	{"backlog-level", "drain to memory", needsPostgres,
+		side{"2,000,000", drainMemory(largeBacklog)}, side{"1,000,000", drainMemory(middleBacklog)},
 		[]figure{{perSecond, ratio, atLeast(0.9)}, {peakMiB, ratio, atMost(1.2)}}},
 	{"latency100", "commit to ack at 100/s", needsKafka,
 		side{"outrider", relayLatency(100)}, side{"produce after commit", directLatency(100)},
