@@ -5,7 +5,8 @@ import "sync"
 // Gate lets relays of one process send together, or one of them alone. See
 // Config.Gate. A call of a sink passes it for as long as it takes; a claim that
 // has to be alone passes it before its start is written, and until it is
-// settled, so that a death in between can have no other cause.
+// settled, so that a death in between can have no other cause; but not beyond
+// the end of its lease.
 type Gate struct {
 	mu      sync.Mutex
 	shared  int // calls under way

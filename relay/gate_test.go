@@ -2,12 +2,14 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/outrider-dev/outrider/memsink"
+	"github.com/outrider-dev/outrider/memstore"
 	"github.com/outrider-dev/outrider/sink"
 	"github.com/outrider-dev/outrider/store"
 )
@@ -182,5 +184,131 @@ func TestSuspectOfADeadDestinationMakesWay(t *testing.T) {
 			t.Errorf("%d of 3000 arrived at the other", got-n)
 		}
 		r.end()
+	})
+}
+
+// suspectAway is a world with a suspect whose database goes away when it is in
+// hand, and another world, of the same process, with a database of its own.
+type suspectAway struct {
+	w, other *world
+	suspect  []string
+	hang     atomic.Bool // the suspect, until its process dies
+	away     atomic.Bool
+	atStart  atomic.Bool // it goes away when the suspect is started, not when it is sent
+	sending  atomic.Bool
+	beside   atomic.Int64 // sent by the other while the suspect is
+	change   func(*Config)
+}
+
+func inSuspectAway(t *testing.T, atStart bool, f func(s *suspectAway)) {
+	t.Helper()
+	s := &suspectAway{}
+	s.atStart.Store(atStart)
+	inWorld(t, memsink.Config{Decide: func(ctx context.Context, m sink.Message) sink.Result {
+		if s.hang.Load() {
+			<-ctx.Done()
+			return answer(sink.Unknown, sink.ClassStopped)
+		}
+		s.sending.Store(true)
+		sleep(ctx, time.Second)
+		s.sending.Store(false)
+		s.away.Store(!atStart)
+		return memsink.Deliver
+	}}, func(w *world) {
+		gate := NewGate()
+		s.w, s.change = w, func(c *Config) { c.Gate, c.LeaseTTL, c.Grace = gate, 20*time.Second, 4*time.Second }
+		s.other = &world{t: t, store: newMemStore(), events: newEventLog(), sink: memsink.New(memsink.Config{
+			Decide: func(context.Context, sink.Message) sink.Result {
+				if s.sending.Load() {
+					s.beside.Add(1)
+				}
+				return memsink.Deliver
+			}})}
+		s.begin()
+		f(s)
+	})
+}
+
+// begin has the suspect die twice, and the database go away in the next try.
+func (s *suspectAway) begin() {
+	gone := errors.New("the database is away")
+	fault := func(context.Context, memstore.Op) error {
+		if s.away.Load() {
+			return gone
+		}
+		return nil
+	}
+	s.w.store.SetFaults(fault, func(ctx context.Context, op memstore.Op) error {
+		if s.atStart.Load() && op == memstore.OpCommit && !s.hang.Load() && !s.sending.Load() && s.w.sink.Len() == 0 {
+			s.away.Store(true) // and the answer is lost
+		}
+		return fault(ctx, op)
+	})
+	s.hang.Store(true)
+	s.suspect = s.w.add("a")
+	for range 2 { // deaths
+		r := s.w.start(s.change)
+		time.Sleep(10 * time.Second)
+		s.w.kill(r)
+	}
+	s.hang.Store(false)
+	s.w.start(s.change)
+	for !s.away.Load() {
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// A suspect whose database goes away before it is settled keeps others of the
+// process, which have databases of their own, waiting until its lease has run out,
+// and no longer. It is settled all the same when the database is back.
+func TestSuspectOfADatabaseThatIsAwayMakesWay(t *testing.T) {
+	inSuspectAway(t, false, func(s *suspectAway) {
+		began := time.Now()
+		s.w.relays = append(s.w.relays, s.other.start(s.change))
+		s.other.add("b")
+		time.Sleep(10 * time.Second)
+		if s.other.sink.Len() > 0 {
+			t.Fatal("another was sent beside the suspect, which this test is of")
+		}
+		s.other.wait(1, 15*time.Second)
+		s.other.add(many(100, 10)...)
+		s.other.wait(101, 100*time.Millisecond)
+		if d := time.Since(began); d > 21*time.Second {
+			t.Errorf("others waited %v", d)
+		}
+		s.away.Store(false)
+		time.Sleep(10 * time.Second)
+		s.w.mustBe(store.Published, s.suspect...)
+		if n := s.w.sink.Len(); n != 1 {
+			t.Errorf("the suspect was delivered %d times", n)
+		}
+	})
+}
+
+// One that has been started and not sent when its database goes away is alone
+// again when it is sent.
+func TestSuspectThatMadeWayIsAloneAgain(t *testing.T) {
+	inSuspectAway(t, true, func(s *suspectAway) {
+		s.w.relays = append(s.w.relays, s.other.start(s.change))
+		s.other.add("b")
+		s.other.wait(1, 30*time.Second)
+		if s.w.sink.Len() > 0 {
+			t.Fatal("the suspect was sent before its start was known")
+		}
+		s.atStart.Store(false)
+		s.away.Store(false)
+		for n := 2; s.w.sink.Len() == 0; n++ {
+			s.other.add("b")
+			time.Sleep(10 * time.Millisecond)
+			if n > 3000 {
+				t.Fatal("the suspect is not sent")
+			}
+		}
+		if n := s.beside.Load(); n > 0 {
+			t.Errorf("%d messages were sent beside the suspect", n)
+		}
+		s.away.Store(false)
+		time.Sleep(10 * time.Second)
+		s.w.mustBe(store.Published, s.suspect...)
 	})
 }

@@ -28,6 +28,12 @@ func (k *keeper) fresh() bool {
 	return at != 0 && k.relay.now()-time.Duration(at) < k.stale()
 }
 
+// left is for how long nobody can have taken the leases, as far as they were
+// renewed.
+func (k *keeper) left() time.Duration {
+	return time.Duration(k.renewed.Load()) + k.relay.cfg.LeaseTTL - k.relay.now()
+}
+
 func (k *keeper) show() (joined bool, relays int, ago time.Duration) {
 	if at := k.renewed.Load(); at != 0 {
 		ago = k.relay.now() - time.Duration(at)

@@ -141,7 +141,7 @@ func (w *worker) sendOf(k *work) bool {
 		return false
 	}
 	c := w.newCall(k)
-	if !k.claim.Alone && !w.relay.cfg.Gate.enter(w, &c.pass, false) {
+	if !w.enters(c, k) {
 		w.recycleCall(c)
 		return false
 	}
@@ -170,6 +170,44 @@ func (w *worker) sendOf(k *work) bool {
 	w.dueToSend = k.claim.Kind == store.Fresh
 	w.begin(c)
 	return true
+}
+
+// enters takes a call through the gate. A claim that has to be alone has passed
+// before it was started, unless the gate had to be given back since.
+func (w *worker) enters(c *call, k *work) bool {
+	g := w.relay.cfg.Gate
+	if !k.claim.Alone {
+		return g.enter(w, &c.pass, false)
+	}
+	if !k.alone.held && !w.couldSend() {
+		g.leave(&k.alone)
+		return false
+	}
+	return g.enter(w, &k.alone, true)
+}
+
+// yieldGate gives the gate back when the lease has run out while the store is
+// away: the claim may be somebody else's by now, and keeps all others of the
+// process waiting for a database that is not theirs. Not while a call has it.
+func (w *worker) yieldGate() {
+	for _, k := range w.inHand() {
+		switch {
+		case k.alone.held && !w.called(k):
+			if left := w.relay.keeper.left(); left > 0 {
+				w.at(w.relay.now() + left)
+				continue
+			}
+		case k.alone.waits && k.stage >= started && !w.maySend():
+		default:
+			continue
+		}
+		w.relay.cfg.Gate.leave(&k.alone)
+	}
+}
+
+// called reports whether a call with something of a claim is under way.
+func (w *worker) called(k *work) bool {
+	return slices.ContainsFunc(w.calls, func(c *call) bool { return c.k == k })
 }
 
 // choose puts up to n records of a claim into a call, in order.

@@ -82,7 +82,7 @@ func (w *worker) newWork(c *store.Claim, seq int64, s share) *work {
 // recycle keeps a work that has ended for the next claim, unless the sink still
 // has something of it in hand.
 func (w *worker) recycle(k *work) {
-	if slices.ContainsFunc(w.calls, func(c *call) bool { return c.k == k }) {
+	if w.called(k) {
 		return
 	}
 	clear(k.tries)

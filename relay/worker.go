@@ -234,6 +234,7 @@ func (w *worker) step() {
 	w.collect()
 	w.setAside()
 	w.giveUp()
+	w.yieldGate()
 	w.send()
 	w.read()
 	w.sweep()
