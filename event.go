@@ -54,8 +54,9 @@ type Event struct {
 	Traceparent string
 
 	// AvailableAt is when the event may be sent at the earliest; zero means
-	// at once. It is compared with the database's clock. A delayed event
-	// does not hold back the later ones of its key.
+	// at once. It is compared with the database's clock. Until it is due, a
+	// delayed event does not hold back the later ones of its key. From then
+	// on it may until it has got through, and on SQLite it does.
 	AvailableAt time.Time
 
 	// Delay is the same counted from the insert, by the database's clock, in

@@ -95,6 +95,7 @@ func Run(t *testing.T, h Harness) {
 		{"Move", moveTests},
 		{"Death", deathTests},
 		{"Place", placeTests},
+		{"Delayed", delayedTests},
 		{"Intent", intentTests},
 		{"FanOut", fanOutTests},
 		{"Operate", operateTests},
