@@ -80,3 +80,7 @@ func LimitPages(t interface{ Fatal(...any) }, s store.Store) (restore func()) {
 		}
 	}
 }
+
+// OnRead has f called before each query of a store that reads what is to be
+// sent. It is called before the store is used.
+func OnRead(s store.Store, f func(query string)) { s.(*Stream).reader.see = f }
