@@ -192,7 +192,7 @@ func (v view) destinationStatus(ctx context.Context, name string, unheld store.L
 		       (select extract(epoch from clock_timestamp() - min(created_at))::float8 from fresh),
 		       coalesce((select sum((p->>'n')::bigint) from outbox_leases l, json_array_elements(l.open->'open') p where l.destination = $1), 0),
 		       coalesce((select sum((p->>'n')::bigint) from outbox_leases l, json_array_elements(l.open->'open') p
-				where l.destination = $1 and l.lanes & $3 <> 0), 0)`,
+				where l.destination = $1 and l.lanes & $3::bigint <> 0), 0)`,
 		name, countCap+1, int64(unheld)).Scan(&pending, &oldest, &inHand, &stuckInHand)
 	if err != nil {
 		return d, err
@@ -202,7 +202,7 @@ func (v view) destinationStatus(ctx context.Context, name string, unheld store.L
 			(select count(*) from (select from outbox_exceptions where destination = $1 and state = 'WAITING' limit $2) x),
 			(select count(*) from (select from outbox_exceptions where destination = $1 and state = 'SCHEDULED' limit $2) x),
 			(select count(*) from (select from outbox_exceptions where destination = $1 and state = 'PUBLISHING' limit $2) x),
-			(select count(*) from (select from outbox_exceptions where destination = $1 and state = 'PUBLISHING' and ($3 >> lane::int) & 1 = 1 limit $2) x),
+			(select count(*) from (select from outbox_exceptions where destination = $1 and state = 'PUBLISHING' and (($3::bigint >> lane::int) & 1) = 1 limit $2) x),
 			(select count(*) from (select from outbox_exceptions where destination = $1 and state = 'FAILED' limit $2) x),
 			(select count(*) from (select from outbox_held_keys where destination = $1 and head is not null limit $2) x),
 			(select count(*) from (select from outbox_held_keys where destination = $1 limit $2) x),

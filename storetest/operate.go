@@ -14,6 +14,7 @@ var operateTests = []test{
 	{"Pages", testPages},
 	{"Status", testStatus},
 	{"StatusOfTheDead", testStatusOfTheDead},
+	{"StatusOfTheDeadBesideTheLiving", testStatusOfTheDeadBesideTheLiving},
 	{"StatusOfTheExpired", testStatusOfTheExpired},
 	{"Retry", testRetry},
 	{"RetryFree", testRetryFree},
@@ -283,6 +284,24 @@ func testStatusOfTheDead(b *bench) {
 	}
 	m.drain(2, nil)
 	m.idle()
+}
+
+// Of relays that share the lanes one is dead: what it had in hand is stuck, and
+// what the other has is not.
+func testStatusOfTheDeadBesideTheLiving(b *bench) {
+	dead, alive := b.joinMortal(), b.join()
+	dead.lease = dead.acquire(20)[0]
+	alive.lease = alive.acquire(64)[0]
+	b.put(spread(90, 90)...)
+	left, slow := dead.hand(), alive.hand()
+	dead.settle(left, inHand)
+	alive.settle(slow, inHand)
+	if got := b.stuck(); got != 0 {
+		b.t.Errorf("%d are stuck with two that live", got)
+	}
+	dead.die()
+	b.until("what the dead one had in hand is stuck", func() bool { return b.stuck() == int64(len(left.Records)) })
+	alive.finish(slow)
 }
 
 // So does one that was not heard of for as long as its leases live. One that
