@@ -22,8 +22,13 @@ func (b *dueBuilder) begin(ctx context.Context) error {
 		}
 	}
 	var dropped []int64
-	what := &written{apply: func() { b.apply(keys, dropped) }}
-	return l.write(ctx, what, func(t *tx) (err error) {
+	lost := false
+	what := &written{apply: func() {
+		if b.apply(keys, dropped); lost {
+			b.d.forget() // nobody has the claim
+		}
+	}}
+	err := l.write(ctx, what, func(t *tx) (err error) {
 		if _, err := t.exec(`update outbox_leases set page = max(page, ?) where lease = ?`, b.d.page, l.ID); err != nil {
 			return err
 		}
@@ -43,6 +48,8 @@ func (b *dueBuilder) begin(ctx context.Context) error {
 		}
 		return b.comeBack(t, dropped)
 	})
+	lost = err != nil
+	return err
 }
 
 // keys are the held keys of the claim as they are with it in hand. Called with

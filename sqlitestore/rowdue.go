@@ -310,10 +310,18 @@ func (b *rowDue) begin(ctx context.Context) error {
 		}
 		c.started = true
 	}
-	return l.write(ctx, &written{apply: apply}, func(t *tx) (err error) {
+	lost := false
+	what := &written{apply: func() {
+		if apply(); lost {
+			c.forget() // nobody has the claim
+		}
+	}}
+	err := l.write(ctx, what, func(t *tx) (err error) {
 		if marked, err = c.mark(t); err != nil {
 			return err
 		}
 		return putScheduled(t, c.scheduled)
 	})
+	lost = err != nil
+	return err
 }
