@@ -274,7 +274,7 @@ func (ses *session) Release(ctx context.Context, sl store.Lease, keep store.Lane
 			ses.leases.put(kept)
 		}
 	}}
-	err := l.write(ctx, what, func(t *tx) (err error) {
+	err := l.move(ctx, what, func() { ses.leases.drop(l.Lease) }, func(t *tx) (err error) {
 		kept = nil
 		if _, err := t.exec(`update outbox_leases set base = max(base, ?) where lease = ?`, done, l.ID); err != nil {
 			return err

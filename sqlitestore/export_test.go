@@ -84,3 +84,17 @@ func LimitPages(t interface{ Fatal(...any) }, s store.Store) (restore func()) {
 // OnRead has f called before each query of a store that reads what is to be
 // sent. It is called before the store is used.
 func OnRead(s store.Store, f func(query string)) { s.(*Stream).reader.see = f }
+
+// CloseReader has every query of a store that reads fail.
+func CloseReader(t interface{ Fatal(...any) }, s store.Store) {
+	db := (*database)(nil)
+	switch s := s.(type) {
+	case *Stream:
+		db = s.database
+	case *Rows:
+		db = s.database
+	}
+	if err := db.reader.pool.Close(); err != nil {
+		t.Fatal(err)
+	}
+}

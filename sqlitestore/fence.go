@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/outrider-dev/outrider/store"
 	"maps"
@@ -91,6 +92,28 @@ func (l *fence) write(ctx context.Context, what *written, f func(*tx) error) err
 	l.unsure = nil
 	what.apply()
 	return nil
+}
+
+// move is write for what moves lanes: claims of before, and of others, depend on
+// whether it took effect, so that is found out at once. lose is called when nobody
+// can tell, or the lease has gone by it: it is not to be used any more.
+func (l *fence) move(ctx context.Context, what *written, lose func(), f func(*tx) error) error {
+	err := l.write(ctx, what, f)
+	if !errors.Is(err, errUnknown) {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.db.cfg.BusyTimeout+time.Second)
+	defer cancel()
+	switch unclear := l.resolve(ctx); {
+	case errors.Is(unclear, store.ErrFenced):
+		lose()
+		return store.ErrFenced
+	case unclear != nil:
+		lose()
+	case l.last == what:
+		return nil
+	}
+	return err
 }
 
 // recognised reports whether a commit has been done already: its answer was

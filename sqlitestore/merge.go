@@ -119,7 +119,8 @@ func (l *lease) join(ctx context.Context, b *lease) error {
 			l.waiting[id] = struct{}{}
 		}
 	}}
-	return l.write(ctx, what, func(t *tx) error {
+	lose := func() { l.ses.leases.drop(l.Lease); l.ses.leases.drop(b.Lease) }
+	return l.move(ctx, what, lose, func(t *tx) error {
 		n, err := t.exec(`delete from outbox_leases where lease = ? and epoch = ?`, b.ID, b.Epoch)
 		if err != nil {
 			return err

@@ -242,7 +242,7 @@ func (ses *rowSession) Release(ctx context.Context, sl store.Lease, keep store.L
 			ses.leases.put(kept)
 		}
 	}}
-	err := l.write(ctx, what, func(t *tx) (err error) {
+	err := l.move(ctx, what, func() { ses.leases.drop(l.Lease) }, func(t *tx) (err error) {
 		kept = nil
 		if err := recoverRows(t, l.Lanes, true); err != nil {
 			return err
@@ -302,7 +302,8 @@ func (ses *rowSession) Merge(ctx context.Context, a, b store.Lease) (store.Lease
 	joined.Lease, joined.writes = la.Lease, la.writes+1
 	joined.Lanes = la.Lanes | lb.Lanes
 	what := &written{apply: func() { ses.leases.drop(lb.Lease); ses.leases.put(joined) }}
-	err := la.write(ctx, what, func(t *tx) error {
+	lose := func() { ses.leases.drop(la.Lease); ses.leases.drop(lb.Lease) }
+	err := la.move(ctx, what, lose, func(t *tx) error {
 		n, err := t.exec(`delete from outbox_row_leases where lease = ? and epoch = ?`, lb.ID, lb.Epoch)
 		if err == nil && n == 0 {
 			err = store.ErrFenced
