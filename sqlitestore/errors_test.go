@@ -158,6 +158,33 @@ func TestSource(t *testing.T) {
 	}
 }
 
+// A backup that is put into the open file leaves nothing in it that tells.
+func TestSourceRestoredWhileOpen(t *testing.T) {
+	db := makeDB(t, migrate.Stream)
+	s := open(t, migrate.Stream, sqlitestore.Config{Path: db.path}).(*sqlitestore.Stream)
+	db.fill(t, 10)
+	maintain := func() error { return s.Maintain(context.Background()) }
+	if err := maintain(); err != nil {
+		t.Fatal(err)
+	}
+	for _, q := range []string{
+		"delete from outbox_events where id > 5",
+		"update sqlite_sequence set seq = 5 where name = 'outbox_events'",
+		"update outbox_source set seen_id = 5",
+	} {
+		db.exec(t, q)
+	}
+	for range 2 { // it is said until somebody does something
+		if err := maintain(); err == nil || !strings.Contains(err.Error(), "from 10 to 5, while") || outrider.Hint(err) == "" {
+			t.Errorf("got %v, hint %q", err, outrider.Hint(err))
+		}
+	}
+	db.fill(t, 5)
+	if err := maintain(); err != nil {
+		t.Errorf("when the ids have come as far again: %v", err)
+	}
+}
+
 // Locks of relays leave no files behind, those of the dead neither.
 func TestLockFiles(t *testing.T) {
 	db := makeDB(t, migrate.Stream)

@@ -17,6 +17,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/outrider-dev/outrider"
@@ -84,6 +85,9 @@ func (c Config) validate() error {
 type Stream struct {
 	*database
 	members members
+	// highest is the last id given out, as this process has seen it. A backup
+	// that is put into the open file takes back what the file itself noted.
+	highest atomic.Int64
 }
 
 var (
@@ -116,6 +120,7 @@ func (s *Stream) checkSource(ctx context.Context) error {
 	if err := s.sameFile(); err != nil {
 		return err
 	}
+	before := s.highest.Load() // before the look: others look, too
 	var seq, seen, base int64
 	err := s.row(ctx, []any{&seq, &seen, &base}, `
 		select coalesce((select seq from sqlite_sequence where name = 'outbox_events'), 0),
@@ -128,6 +133,11 @@ func (s *Stream) checkSource(ctx context.Context) error {
 		return outrider.WithHint(fmt.Errorf("sqlitestore: the ids of outbox_events went back, from %d to %d: new events would sort before old ones and never be sent", most, seq),
 			fmt.Sprintf("set them forward: update sqlite_sequence set seq = %d where name = 'outbox_events' (insert the row if there is none); events that were inserted since then have to be inserted again", most))
 	}
+	if seq < before {
+		return outrider.WithHint(fmt.Errorf("sqlitestore: the ids of outbox_events went back, from %d to %d, while %s was open, and the positions with them: it holds a backup now", before, seq, s.cfg.Path),
+			"restart the relay: until then events up to the former id may wait; to restore a backup, stop the relay first")
+	}
+	s.highest.Store(seq)
 	return nil
 }
 
