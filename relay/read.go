@@ -26,18 +26,24 @@ func (w *worker) read() {
 	if w.draining || w.reading != nil || w.exclusive() || !w.relay.keeper.fresh() {
 		return
 	}
-	if now < w.readAt {
-		w.at(w.readAt)
-		return
-	}
 	// Due events first: there is one claim of them at most, and while it is in
 	// hand new ones are read.
 	switch {
-	case w.wantDue && w.due == nil:
+	case w.wantDue && w.due == nil && !w.pauses(store.Due, now):
 		w.startReading(store.Due)
-	case w.wantFresh && w.room():
+	case w.wantFresh && w.room() && !w.pauses(store.Fresh, now):
 		w.startReading(store.Fresh)
 	}
+}
+
+// pauses reports whether claims of a kind wait after an error. One kind can fail
+// alone, as when a table cannot be read.
+func (w *worker) pauses(kind store.Kind, now time.Duration) bool {
+	if now >= w.readAt[kind] {
+		return false
+	}
+	w.at(w.readAt[kind])
+	return true
 }
 
 // poll finds out by the clock that something should be looked for.
@@ -150,9 +156,9 @@ func (w *worker) takeRead(rd *reading) {
 		w.readFailed(rd)
 		return
 	}
-	if w.readFails > 0 {
-		w.readFails = 0
-		r.storeError(w.dest.Name, "claim", nil)
+	if w.readFails[rd.kind] > 0 {
+		w.readFails[rd.kind] = 0
+		r.claimError(w.dest.Name, rd.kind, nil)
 	}
 	c := rd.claim
 	if r.cfg.Hooks.Claim != nil {
@@ -226,9 +232,9 @@ func (w *worker) readFailed(rd *reading) {
 		w.fenced()
 	case w.ctx.Err() != nil:
 	default:
-		w.readFails++
-		w.readAt = w.relay.now() + jitter(doubled(50*time.Millisecond, 5*time.Second, w.readFails-1))
-		w.relay.storeError(w.dest.Name, "claim", rd.err)
+		w.readFails[rd.kind]++
+		w.readAt[rd.kind] = w.relay.now() + jitter(doubled(50*time.Millisecond, 5*time.Second, w.readFails[rd.kind]-1))
+		w.relay.claimError(w.dest.Name, rd.kind, rd.err)
 	}
 }
 

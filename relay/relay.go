@@ -25,9 +25,12 @@ package relay
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/outrider-dev/outrider/store"
 )
 
 // Relay is one relay. Make it with New.
@@ -210,7 +213,28 @@ func (r *roster) each(f func(*worker)) {
 // storeError notes that the store could not be asked, or that it can again,
 // and says so once.
 func (r *Relay) storeError(dest, op string, err error) {
-	id := op + " " + dest
+	r.noteStoreError(op+" "+dest, dest, op, err)
+}
+
+// claimError does so for claims of a kind: the other may succeed all the while.
+func (r *Relay) claimError(dest string, kind store.Kind, err error) {
+	r.noteStoreError(claimID(dest, kind), dest, "claim", err)
+}
+
+// forgetErrors forgets those of a worker that has ended: its lease is somebody
+// else's to ask for, who notes what comes of it.
+func (r *Relay) forgetErrors(dest string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.storeErr, "settle "+dest)
+	for _, kind := range []store.Kind{store.Fresh, store.Due} {
+		delete(r.storeErr, claimID(dest, kind))
+	}
+}
+
+func claimID(dest string, kind store.Kind) string { return fmt.Sprintf("claim %d %s", kind, dest) }
+
+func (r *Relay) noteStoreError(id, dest, op string, err error) {
 	r.mu.Lock()
 	_, had := r.storeErr[id]
 	if err != nil {

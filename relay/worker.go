@@ -52,8 +52,8 @@ type worker struct {
 	pollAfter time.Duration // delay of the next poll
 	pollAt    time.Duration // 0: none
 	dueAt     time.Duration
-	readAt    time.Duration // not before, after an error
-	readFails int
+	readAt    [2]time.Duration // by kind: not before, after an error
+	readFails [2]int
 
 	// Settling.
 	commit    *commit
@@ -192,6 +192,7 @@ func (w *worker) finish() {
 	for _, rd := range late {
 		w.dest.budget.give(rd.share)
 	}
+	w.relay.forgetErrors(w.dest.Name)
 	w.relay.cfg.Gate.forget(w)
 	w.dest.budget.forget(w)
 	w.dest.brk.forget(w)
