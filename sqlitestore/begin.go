@@ -1,6 +1,7 @@
 package sqlitestore
 
 import (
+	"cmp"
 	"context"
 	"slices"
 
@@ -74,7 +75,7 @@ func (b *dueBuilder) keys() []*heldKey {
 		if n > 0 {
 			k.inHandTo = dr.to
 			if k.again <= max(k.at, dr.head) {
-				k.page = b.d.page
+				k.page = cmp.Or(dr.page, b.d.page)
 			}
 		}
 		out = append(out, &k)

@@ -30,6 +30,7 @@ type drain struct {
 	first     int     // index of its first record in the claim
 	ids       []int64 // of its records
 	to        int64   // nothing of the key is left up to here
+	page      int64   // of its successors' sequences; 0: the claim's own
 	scheduled []row
 }
 
@@ -490,8 +491,17 @@ func (b *dueBuilder) successors(ctx context.Context, q *queue, dr *drain, n int)
 	if err != nil {
 		return err
 	}
+	behind := len(dr.ids)
 	for i := range rows {
 		r := &rows[i]
+		page := l.pageOf(k, r.id)
+		if again {
+			page = k.page
+		}
+		if !r.later && len(dr.ids) > behind && page != dr.page {
+			whole = false // what is in hand of a key has one page: see heldKey
+			break
+		}
 		dr.to = r.id
 		if r.later {
 			dr.scheduled = append(dr.scheduled, *r)
@@ -502,9 +512,7 @@ func (b *dueBuilder) successors(ctx context.Context, q *queue, dr *drain, n int)
 		} else if !ok {
 			continue
 		}
-		page := l.pageOf(k, r.id)
-		if again {
-			page = k.page
+		if dr.page = page; again {
 			b.d.claim.Redelivery = true
 			if len(dr.ids) == 0 {
 				r.rec.Starts = k.starts

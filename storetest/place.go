@@ -23,6 +23,7 @@ var placeTests = []test{
 	{"DelayedForgotten", testDelayedForgotten},
 	{"DelayedBehindHead", testDelayedBehindHead},
 	{"DelayedBehindSkipped", testDelayedBehindSkipped},
+	{"BehindHeadWithNewer", testBehindHeadWithNewer},
 }
 
 // pass lets what is delayed by less than n short times fall due, where the clock
@@ -295,4 +296,38 @@ func testDelayedBehindSkipped(b *bench) {
 	b.operate("skip", func() (int, error) { return op.Skip(b.ctx, store.Target{ID: e[1].ID}) }, 1)
 	b.ledger.GivenUp(mainDest, e[1].ID)
 	m.takeAll().drainAll()
+}
+
+// What stands behind a head was in hand before a lease was given back, and keeps
+// its place when it goes out again beside one that is new, and once more after a
+// death.
+func testBehindHeadWithNewer(b *bench) {
+	m := b.mortalOwner()
+	m.params.MaxRecords = 1
+	b.put(events("a", "a")...)
+	m.deliver(m.hand())
+	m.deliver(m.hand())
+	if _, err := m.s.Release(b.ctx, m.lease, 0); err != nil {
+		b.t.Fatal(err)
+	}
+	m.takeAll()
+	m.settle(m.hand(), waiting(1, 0))
+	b.put(event("a"))
+	for range 3 {
+		m.fresh()
+	}
+	m.params.MaxRecords = 10
+	c := m.nextDue()
+	m.start(c)
+	m.deliver(c)
+	m.die()
+	m = b.heir()
+	for range 10 {
+		for kind := store.Fresh; kind <= store.Due; kind++ {
+			if _, err := m.round(kind, nil); err != nil {
+				b.t.Fatal(err)
+			}
+		}
+	}
+	m.idle()
 }
