@@ -16,7 +16,7 @@ import (
 	"github.com/outrider-dev/outrider"
 )
 
-// What Check finds, for errors.Is. The errors themselves say more and carry a
+// What Check, Up and Down find, for errors.Is. The errors themselves say more and carry a
 // hint (outrider.Hint).
 var (
 	// ErrMissing: the tables have not been made.
@@ -29,6 +29,8 @@ var (
 	ErrDrift = errors.New("the outbox's schema was changed by something else")
 	// ErrPending: Down would remove events.
 	ErrPending = errors.New("the outbox still holds events")
+	// ErrNoVersion: Options.To is a version that this program doesn't know.
+	ErrNoVersion = errors.New("there is no such version")
 )
 
 // Set is one of the table sets that a dialect has.
@@ -93,8 +95,8 @@ func Up(ctx context.Context, db *sql.DB, o Options) ([]Step, error) {
 	if err != nil {
 		return nil, err
 	}
-	if o.To > len(m.files) {
-		return nil, fmt.Errorf("migrate up: version %d does not exist, the newest is %d", o.To, len(m.files))
+	if err := m.known(o.To); err != nil {
+		return nil, fmt.Errorf("migrate up: %w", err)
 	}
 	last := o.To
 	if last == 0 {
@@ -121,6 +123,9 @@ func Down(ctx context.Context, db *sql.DB, o Options) ([]Step, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := m.known(o.To); err != nil {
+		return nil, fmt.Errorf("migrate down: %w", err)
+	}
 	var done []Step
 	for {
 		step, err := m.down(ctx, db, o.To)
@@ -132,6 +137,14 @@ func Down(ctx context.Context, db *sql.DB, o Options) ([]Step, error) {
 		}
 		done = append(done, *step)
 	}
+}
+
+// known refuses a version that does not exist.
+func (m *migrator) known(version int) error {
+	if version > len(m.files) {
+		return fmt.Errorf("%w: %d, the newest is %d", ErrNoVersion, version, len(m.files))
+	}
+	return nil
 }
 
 // Status tells how the database stands. It takes no lock and changes nothing.

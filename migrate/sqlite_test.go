@@ -201,8 +201,11 @@ func TestOptions(t *testing.T) {
 	}
 	tooFar := lite
 	tooFar.To = 99
-	if _, err := migrate.Up(t.Context(), openSQLite(t, filepath.Join(t.TempDir(), "db")), tooFar); err == nil || !strings.Contains(err.Error(), "version 99 does not exist") {
-		t.Errorf("got %v", err)
+	for name, move := range map[string]func(context.Context, *sql.DB, migrate.Options) ([]migrate.Step, error){"up": migrate.Up, "down": migrate.Down} {
+		_, err := move(t.Context(), openSQLite(t, filepath.Join(t.TempDir(), "db")), tooFar)
+		if !errors.Is(err, migrate.ErrNoVersion) || err.Error() != "migrate "+name+": there is no such version: 99, the newest is 1" {
+			t.Errorf("%s: got %v", name, err)
+		}
 	}
 }
 

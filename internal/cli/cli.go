@@ -71,6 +71,9 @@ type app struct {
 	open func(context.Context, config.Source, *slog.Logger) (store.Store, error)
 	// command is which one it is, for hints.
 	command string
+	// given are the flags of the command line itself; the others' values are
+	// defaults or from the environment.
+	given map[string]bool
 	// redact takes secrets out of whatever is printed.
 	redact func(string) string
 }
@@ -110,6 +113,12 @@ func (a *app) run(args []string) (code int) {
 	}
 	a.json = c.Output == "json"
 	a.command = k.Selected().FullPath()
+	a.given = map[string]bool{}
+	for _, p := range k.Path {
+		if p.Flag != nil && !p.Resolved {
+			a.given[p.Flag.Name] = true
+		}
+	}
 	if err := k.Run(a); err != nil {
 		var u *usageError
 		var e *ended
@@ -190,6 +199,12 @@ func (a *app) usage(err error) int {
 			command = p.Context.Selected().FullPath()
 		}
 		hint := command + " --help"
+		if p != nil && p.Context != nil && strings.HasPrefix(err.Error(), "unexpected argument ") {
+			if names := commandsOf(p.Context.Selected(), p.Context.Model.Node); names != "" {
+				err = errors.New(strings.Replace(err.Error(), "unexpected argument", "unknown command", 1))
+				hint = "there are " + names + ": " + hint
+			}
+		}
 		if m := noValue.FindStringSubmatch(err.Error()); m != nil {
 			err = fmt.Errorf("%s lacks its value", m[1])
 		}
@@ -200,6 +215,20 @@ func (a *app) usage(err error) int {
 		err = outrider.WithHint(err, hint)
 	}
 	return a.fail(err, exitUsage)
+}
+
+// commandsOf names the commands that can follow; "" if none can.
+func commandsOf(n, top *kong.Node) string {
+	if n == nil {
+		n = top
+	}
+	var names []string
+	for _, c := range n.Children {
+		if c.Type == kong.CommandNode && !c.Hidden {
+			names = append(names, c.Name)
+		}
+	}
+	return strings.Join(names, ", ")
 }
 
 // noValue is what the parser says of a flag at the end of the line.

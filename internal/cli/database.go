@@ -22,10 +22,12 @@ type selection struct {
 // flags give the same selection to another command, without a password.
 func (s *selection) flags() string {
 	var b strings.Builder
-	if s.DB != "" && s.DB != os.Getenv("OUTRIDER_DB") {
+	db, file := os.Getenv("OUTRIDER_DB"), os.Getenv("OUTRIDER_CONFIG")
+	// With both in the environment, a flag has to say which is meant.
+	if s.DB != "" && (s.DB != db || file != "") {
 		b.WriteString(" --db " + quote(config.RedactDSN(s.DB)))
 	}
-	if s.File != "" && s.File != os.Getenv("OUTRIDER_CONFIG") {
+	if s.File != "" && (s.File != file || db != "") {
 		b.WriteString(" -c " + quote(s.File))
 	}
 	if s.Source != "" {
@@ -47,7 +49,17 @@ func quote(s string) string {
 
 // config is the file, or one made up for --db.
 func (s *selection) config(a *app) (*config.Config, error) {
+	if s.DB != "" && s.File != "" && a.given["db"] != a.given["config"] {
+		// One was given, the other is the environment's: what was given counts.
+		if a.given["db"] {
+			s.File = ""
+		} else {
+			s.DB = ""
+		}
+	}
 	switch {
+	case s.DB != "" && s.File != "" && !a.given["db"]:
+		return nil, usagef("OUTRIDER_DB and OUTRIDER_CONFIG are both set: choose by --db or --config")
 	case s.DB != "" && s.File != "":
 		return nil, usagef("--db and --config exclude each other")
 	case s.DB != "" && s.Source != "":

@@ -30,6 +30,10 @@ var states = map[string]store.State{
 	"scheduled": store.Scheduled, "published": store.Published, "failed": store.Failed, "discarded": store.Discarded,
 }
 
+func (*listCmd) Help() string {
+	return "An event is listed once per destination. ATTEMPTS counts those that failed; the one that is under way or went well is not among them."
+}
+
 func (c *listCmd) Run(a *app) error {
 	if c.Limit < 1 || c.Limit > 1000 {
 		return usagef("--limit is %d, want 1 to 1000", c.Limit)
@@ -75,7 +79,7 @@ func (c *listCmd) find(ctx context.Context, i store.Inspector) (out store.Page, 
 		Destination: c.Destination, State: states[c.State], Key: c.Key, Type: c.Type,
 		AfterRow: c.After, Limit: c.Limit,
 	}
-	rows := 0
+	rows, full := 0, false
 	for pages := 1; ; pages++ {
 		page, err := i.List(ctx, p)
 		if err != nil {
@@ -93,11 +97,13 @@ func (c *listCmd) find(ctx context.Context, i store.Inspector) (out store.Page, 
 			out.Entries = append(out.Entries, e)
 		}
 		switch {
-		case page.Next == "" || rows == c.Limit:
+		case page.Next == "" || full:
 			return out, false, nil
 		case pages == listPages || time.Now().After(until):
 			return out, true, nil
 		}
+		// A full list reads once more, to offer a next page only if there is one.
+		full = rows == c.Limit
 		p.AfterRow, p.Limit = page.Next, listAhead
 	}
 }
@@ -127,10 +133,10 @@ func (c *listCmd) write(w io.Writer, page store.Page, note string) {
 		fmt.Fprintln(w, note)
 		return
 	}
-	rows := [][]string{{"ROW", "CREATED", "TYPE", "KEY", "DESTINATION", "STATE", "ATTEMPTS", "WHY"}}
+	rows := [][]string{{"ROW", "EVENT", "CREATED", "TYPE", "KEY", "DESTINATION", "STATE", "ATTEMPTS", "WHY"}}
 	for _, e := range page.Entries {
 		rows = append(rows, []string{
-			e.Row, stamp(e.CreatedAt), line(e.Type, 40), keyText(e.Key, e.Unordered), e.Destination,
+			e.Row, e.EventID, stamp(e.CreatedAt), line(e.Type, 40), keyText(e.Key, e.Unordered), e.Destination,
 			e.State.String(), strconv.Itoa(e.Attempts), why(e),
 		})
 	}

@@ -157,6 +157,9 @@ type migrateUpCmd struct {
 func (c *migrateUpCmd) Run(a *app) error {
 	return c.open(a, func(_ config.Source, o migrate.Options, db migrateDB) error {
 		steps, err := migrate.Up(a.ctx, db, o)
+		if errors.Is(err, migrate.ErrNoVersion) {
+			return usageOf(err)
+		}
 		if err != nil {
 			return err
 		}
@@ -179,11 +182,24 @@ func (c *migrateDownCmd) Run(a *app) error {
 	return c.existing(a, func(_ config.Source, o migrate.Options, db migrateDB) error {
 		o.Force = c.Force
 		steps, err := migrate.Down(a.ctx, db, o)
+		if errors.Is(err, migrate.ErrNoVersion) {
+			return usageOf(err)
+		}
 		if err != nil {
 			return err
 		}
+		none := "nothing to do: there are no tables"
+		if len(steps) == 0 {
+			s, err := migrate.Status(a.ctx, db, o)
+			if err != nil {
+				return err
+			}
+			if s.Version > 0 {
+				none = fmt.Sprintf("nothing to do: the tables are at version %d already", s.Version)
+			}
+		}
 		return a.print(viewSteps(steps), func(w io.Writer) {
-			writeSteps(w, "removed", steps, "nothing to do: there are no tables")
+			writeSteps(w, "removed", steps, none)
 		}, "outrider migrate status"+c.flags())
 	})
 }

@@ -47,7 +47,7 @@ type retryCmd struct {
 }
 
 func (c *retryCmd) Run(a *app) error {
-	return operate(a, &c.selection, &c.target, store.Operator.Retry, "due now; a relay sends it")
+	return operate(a, &c.selection, &c.target, store.Operator.Retry, dueNow)
 }
 
 type skipCmd struct {
@@ -56,10 +56,33 @@ type skipCmd struct {
 }
 
 func (c *skipCmd) Run(a *app) error {
-	return operate(a, &c.selection, &c.target, store.Operator.Skip, "discarded; the key goes on")
+	return operate(a, &c.selection, &c.target, store.Operator.Skip, discarded)
 }
 
-func operate(a *app, s *selection, t *target, do func(store.Operator, context.Context, store.Target) (int, error), done string) error {
+// dueNow is what retry says. Whether a relay runs is asked only to say it, so
+// that an error of that is none of the command's.
+func dueNow(ctx context.Context, o store.Operator, _ *target) string {
+	if i, ok := o.(store.Inspector); ok {
+		if s, err := i.Status(ctx); err == nil && alive(s) == 0 {
+			return "due now; no relay is running, and the next that does sends it"
+		}
+	}
+	return "due now; a relay sends it"
+}
+
+// discarded is what skip says. An event without a key held none back.
+func discarded(ctx context.Context, o store.Operator, t *target) string {
+	if i, ok := o.(store.Inspector); ok && t.Key == "" {
+		events, err := i.Show(ctx, t.ID)
+		keyed := func(d store.Detail) bool { return !d.Record.Unordered }
+		if err == nil && !slices.ContainsFunc(events, keyed) {
+			return "discarded"
+		}
+	}
+	return "discarded; the key goes on"
+}
+
+func operate(a *app, s *selection, t *target, do func(store.Operator, context.Context, store.Target) (int, error), done func(context.Context, store.Operator, *target) string) error {
 	what, err := t.store()
 	if err != nil {
 		return err
@@ -75,7 +98,7 @@ func operate(a *app, s *selection, t *target, do func(store.Operator, context.Co
 			return notOperated(ctx, o, s, t, s.matches(a))
 		}
 		return a.print(operated{n}, func(w io.Writer) {
-			fmt.Fprintf(w, "%s: %s\n", plural(n, "event", "events"), done)
+			fmt.Fprintf(w, "%s: %s\n", plural(n, "event", "events"), done(ctx, o, t))
 		}, "outrider status"+s.flags())
 	})
 }
@@ -101,6 +124,7 @@ func notOperated(ctx context.Context, o store.Operator, s *selection, t *target,
 		return noEvent(t.ID, s)
 	}
 	var states []string
+	var first store.Entry // that which needs somebody most
 	hint := "a relay has to run once before there is anything to decide: outrider status" + s.flags()
 	for _, d := range events {
 		for _, e := range m.mark(d.Entries, &d.Record) {
@@ -108,7 +132,9 @@ func notOperated(ctx context.Context, o store.Operator, s *selection, t *target,
 				continue
 			}
 			states = append(states, e.Destination+": "+standing(e))
-			hint = instead(e, s)
+			if len(states) == 1 || over(e) < over(first) {
+				first, hint = e, instead(e, s)
+			}
 		}
 	}
 	if states == nil {
@@ -117,9 +143,34 @@ func notOperated(ctx context.Context, o store.Operator, s *selection, t *target,
 	return outrider.WithHint(fmt.Errorf("event %s is neither FAILED nor waiting for its next attempt (%s)", t.ID, strings.Join(states, "; ")), hint)
 }
 
+// over orders how an event stands with its destinations: what is still to be
+// sent to one of them counts before what is over with another.
+func over(e store.Entry) int {
+	switch {
+	case e.State == store.Published && e.Reason == notMatched:
+		return 4
+	case e.State == store.Published:
+		return 3
+	case e.State == store.Discarded:
+		return 2
+	case heldBehind(e) == "":
+		return 1
+	default:
+		return 0
+	}
+}
+
+// heldBehind is the row that holds an event back, "" if none does.
+func heldBehind(e store.Entry) string {
+	head, held := strings.CutPrefix(e.Reason, "held behind ")
+	if !held || strings.ContainsFunc(head, func(r rune) bool { return r < '0' || r > '9' }) {
+		return ""
+	}
+	return head
+}
+
 // instead is what to do about an event that is neither FAILED nor waiting.
 func instead(e store.Entry, s *selection) string {
-	head, held := strings.CutPrefix(e.Reason, "held behind ")
 	switch {
 	case e.State == store.Published && e.Reason == notMatched:
 		return "the destination's match does not want it; an event that is inserted after the match was changed is sent"
@@ -131,8 +182,8 @@ func instead(e store.Entry, s *selection) string {
 		return "a relay is sending it; look again in a moment: outrider show " + quote(e.Row) + s.flags()
 	case e.State == store.Scheduled:
 		return "it is sent when it is due; an event that has not come to its turn cannot be skipped"
-	case held && !strings.ContainsFunc(head, func(r rune) bool { return r < '0' || r > '9' }):
-		return "decide about the event that holds it back: outrider show " + quote(head) + s.flags()
+	case heldBehind(e) != "":
+		return "decide about the event that holds it back: outrider show " + quote(heldBehind(e)) + s.flags()
 	default:
 		return "it is sent as soon as its turn comes, if a relay runs: outrider status" + s.flags()
 	}

@@ -21,7 +21,7 @@ func defaults[T any]() T {
 // The forms of the command line, as errors show them.
 const (
 	databaseForms = "give it as postgres://user@host:5432/database or sqlite:path/to/file.db"
-	targetForms   = "give it as kafka://host:9092/topic, nats://host:4222/subject or log: (topic and subject may have fields: {aggregate_type}-events)"
+	targetForms   = "give it as kafka://host:9092/topic, nats://host:4222/subject, log: (standard output) or log:FILE (topic and subject may have fields: {aggregate_type}-events)"
 )
 
 // Adhoc is a configuration without a file: one database, and one destination
