@@ -338,6 +338,9 @@ func (a *app) logger(c config.Log) *slog.Logger {
 	o := &slog.HandlerOptions{Level: level, ReplaceAttr: func(_ []string, at slog.Attr) slog.Attr {
 		switch at.Value.Kind() {
 		case slog.KindString:
+			if at.Value.String() == "" {
+				return slog.Attr{} // left out: there is no hint, no destination, ...
+			}
 			at.Value = slog.StringValue(a.redact(at.Value.String()))
 		case slog.KindAny:
 			if err, ok := at.Value.Any().(error); ok {

@@ -374,6 +374,7 @@ func TestValidate(t *testing.T) {
 		{"config", "validate", "-c", "testdata/two.yaml"}, {"config", "validate", "-c", "testdata/two.yaml", "-o", "json"},
 		{"config", "validate", "-c", "testdata/wrong.yaml"}, {"config", "validate", "-c", "testdata/wrong.yaml", "-o", "json"},
 		{"run", "-c", "testdata/wrong.yaml"},
+		{"config", "validate", "-c", "testdata/routes.yaml"}, {"config", "validate", "-c", "testdata/routes.yaml", "-o", "json"},
 	} {
 		got.WriteString(call(t, nil, args...))
 	}

@@ -2,9 +2,15 @@ package cli
 
 import (
 	"context"
+	"database/sql"
+	"fmt"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
+	"github.com/outrider-dev/outrider/internal/config"
+	"github.com/outrider-dev/outrider/internal/testdb"
 	"github.com/outrider-dev/outrider/store"
 )
 
@@ -178,4 +184,90 @@ func TestListShowsIDs(t *testing.T) {
 	cleanEnvironment(t)
 	expectation{"list", &fakeStore{}, []string{"list", "--db", db}, []string{"ROW", "EVENT", "\n17 ", "0190a6e2-0000-7000-8000-000000000017  2026-"}, nil}.check(t)
 	expectation{"hint", &fakeStore{}, []string{"show", "1", "--db", db}, []string{" shows both"}, nil}.check(t)
+}
+
+// countStore has what waits, by destination, and no relay.
+type countStore struct {
+	fakeStore
+	destinations []store.DestinationStatus
+}
+
+func (s *countStore) Status(context.Context) (store.Status, error) {
+	return store.Status{Destinations: s.destinations}, nil
+}
+
+// What waits is counted by destination, and what is due later does not wait for
+// a relay.
+func TestStatusCountsWaiting(t *testing.T) {
+	cleanEnvironment(t)
+	one := store.Count{N: 1}
+	for _, x := range []expectation{
+		{"two destinations", &countStore{destinations: []store.DestinationStatus{{Name: "a", Pending: one, Waiting: one, Scheduled: one}, {Name: "b", Publishing: one}, {Name: "c", Scheduled: one}}},
+			[]string{"status", "--db", db}, []string{"warning: no relay is running, and events wait to be sent: 2 to a, 1 to b; start one: outrider run"}, nil},
+		{"due later only", &countStore{destinations: []store.DestinationStatus{{Name: "a", Scheduled: one}}},
+			[]string{"status", "--db", db}, []string{"no relay is running\n"}, []string{"warning:"}},
+	} {
+		x.check(t)
+	}
+}
+
+// After a restore into another cluster, what helps is rebase, and a relay that
+// cannot join does not say that it is at work.
+func TestRestoredDatabase(t *testing.T) {
+	cleanEnvironment(t)
+	dsn := testdb.Postgres(t)
+	mustRun(t, "migrate", "up", "--db", dsn)
+	file := writeConfig(t, fmt.Sprintf(`
+listen: "off"
+sources: [{name: shop, postgres: {dsn: %q}}]
+destinations: [{name: orders, log: {}}]
+`, dsn))
+	p := start(t, "run", "-c", file)
+	p.wait(t, "msg=(relaying)")
+	p.signal(t, syscall.SIGTERM)
+	if code := p.end(t); code != exitOK {
+		t.Fatalf("exit %d:\n%s", code, p.said())
+	}
+	if said := p.said(); strings.Contains(said, `=""`) || !strings.Contains(said, "outrider status -c ") {
+		t.Errorf("an attribute without a value, or no word of what is next:\n%s", said)
+	}
+	database, err := sql.Open("pgx", dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer database.Close()
+	if _, err := database.ExecContext(t.Context(), "update outbox_source set system_identifier = '7'"); err != nil {
+		t.Fatal(err)
+	}
+	enqueue(t, dsn, 1)
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	got := callWithin(ctx, nil, "status", "-c", file)
+	if !strings.Contains(got, "events wait to be sent: 1 to orders\n") || !strings.Contains(got, "next: outrider rebase --dry-run -c "+file+"\n") {
+		t.Errorf("rebase is not what is next:\n%s", got)
+	}
+	got = callWithin(ctx, nil, "run", "-c", file)
+	if strings.Contains(got, "relaying") || strings.Contains(got, "started") || !strings.Contains(got, "this is another cluster") {
+		t.Errorf("a relay that could not join says:\n%s", got)
+	}
+}
+
+// An attribute without a value says nothing.
+func TestLogLeavesOutEmptyAttributes(t *testing.T) {
+	for _, format := range []string{"text", "json"} {
+		var errs strings.Builder
+		a := &app{err: &errs, redact: func(s string) string { return s }}
+		a.logger(config.Log{Level: "info", Format: format}).Warn("it is so", "hint", "", "destination", "", "address", "", "event", "17", "n", 0)
+		got := errs.String()
+		for _, key := range []string{"hint", "destination", "address"} {
+			if strings.Contains(got, key) {
+				t.Errorf("%s: %s stands in %s", format, key, got)
+			}
+		}
+		for _, kept := range []string{"it is so", "17", "event", "n", "WARN", time.Now().Format("2006")} {
+			if !strings.Contains(got, kept) {
+				t.Errorf("%s: no %s in %s", format, kept, got)
+			}
+		}
+	}
 }

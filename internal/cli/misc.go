@@ -7,6 +7,7 @@ import (
 	"io"
 	"runtime"
 	"runtime/debug"
+	"slices"
 
 	"github.com/alecthomas/kong"
 
@@ -88,6 +89,39 @@ type placeView struct {
 	Name  string `json:"name"`
 	Place string `json:"place"`
 	Match string `json:"match,omitempty"`
+	// Routes are tried in order; an event that none matches is FAILED.
+	Routes []routeView `json:"routes,omitempty"`
+}
+
+type routeView struct {
+	Match string `json:"match,omitempty"`
+	To    string `json:"to"`
+}
+
+func viewPlace(d config.Destination) placeView {
+	v := placeView{Name: d.Name, Place: daemon.Place(d), Match: d.Match.String()}
+	for _, r := range d.Routes {
+		v.Routes = append(v.Routes, routeView{r.Match.String(), r.To.String()})
+	}
+	return v
+}
+
+// writeRoutes tells what goes where.
+func writeRoutes(w io.Writer, routes []routeView) {
+	for i, r := range routes {
+		switch {
+		case r.Match != "":
+			fmt.Fprintf(w, "  %s -> %s\n", r.Match, r.To)
+		case i == 0:
+			fmt.Fprintf(w, "  every event -> %s\n", r.To)
+		default:
+			fmt.Fprintf(w, "  every other event -> %s\n", r.To)
+		}
+	}
+	all := func(r routeView) bool { return r.Match == "" }
+	if len(routes) > 0 && !slices.ContainsFunc(routes, all) {
+		fmt.Fprintln(w, "  an event that none of these matches is FAILED")
+	}
 }
 
 func (c *validateCmd) Run(a *app) error {
@@ -113,7 +147,7 @@ func (c *validateCmd) Run(a *app) error {
 		}
 		for _, d := range cfg.Destinations {
 			if d.Source == s.Name {
-				sp.Destinations = append(sp.Destinations, placeView{d.Name, daemon.Place(d), d.Match.String()})
+				sp.Destinations = append(sp.Destinations, viewPlace(d))
 			}
 		}
 		view.Sources = append(view.Sources, sp)
@@ -127,6 +161,7 @@ func (c *validateCmd) Run(a *app) error {
 					match = "every event"
 				}
 				fmt.Fprintf(w, "%s (%s) -> %s: %s, %s\n", s.Name, s.Kind, d.Name, d.Place, match)
+				writeRoutes(w, d.Routes)
 			}
 		}
 	}, "outrider run -c "+quote(c.File))

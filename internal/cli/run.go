@@ -81,7 +81,7 @@ func (a *app) relay(cfg *config.Config, strict bool, next string) error {
 			}
 		}
 	}()
-	d, err := daemon.New(ctx, daemon.Options{Config: cfg, Logger: log, Stdout: a.out, Version: version(), Strict: strict})
+	d, err := daemon.New(ctx, daemon.Options{Config: cfg, Logger: log, Stdout: a.out, Version: version(), Next: next, Strict: strict})
 	if err != nil {
 		if ctx.Err() != nil && a.ctx.Err() == nil {
 			return errors.New("stopped by a signal while starting")
@@ -95,7 +95,6 @@ func (a *app) relay(cfg *config.Config, strict bool, next string) error {
 		case <-over:
 		}
 	}()
-	log.Info("started", "next", next)
 	return d.Run(ctx)
 }
 

@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/outrider-dev/outrider"
+	"github.com/outrider-dev/outrider/internal/config"
 	"github.com/outrider-dev/outrider/store"
 )
 
@@ -53,7 +55,7 @@ func (c *statusCmd) Run(a *app) error {
 			}
 			writeStatus(w, s)
 		}
-	}, c.next(all))
+	}, c.next(sources, all))
 }
 
 func writeStatus(w io.Writer, s store.Status) {
@@ -98,8 +100,17 @@ func since(c store.Count, oldest time.Duration) string {
 	return count(c) + ", " + age(oldest)
 }
 
-// next is what helps most: what failed, then what is not running.
-func (c *statusCmd) next(all []store.Status) string {
+// next is what helps most: a restored database first, where no relay starts, then
+// what failed, then what is not running.
+func (c *statusCmd) next(sources []config.Source, all []store.Status) string {
+	for i, s := range all {
+		if flags := c.flags(); elsewhere(s) {
+			if len(all) > 1 {
+				flags += " --source " + quote(sources[i].Name)
+			}
+			return "outrider rebase --dry-run" + flags
+		}
+	}
 	running, known := true, false
 	for _, s := range all {
 		for _, d := range s.Destinations {
@@ -192,26 +203,34 @@ func leftBehind(d store.DestinationStatus) []string {
 // findings are warnings about who serves what.
 func (c *statusCmd) findings(s store.Status) []string {
 	var out []string
-	var waiting store.Count
+	var waiting []string
 	for _, d := range s.Destinations {
-		for _, n := range []store.Count{d.Pending, d.Publishing, d.Waiting, d.Scheduled} {
-			waiting.N += n.N
-			waiting.Estimate = waiting.Estimate || n.Estimate
+		// Not those that are SCHEDULED: a relay would not send them now.
+		var n store.Count
+		for _, x := range []store.Count{d.Pending, d.Publishing, d.Waiting} {
+			n.N += x.N
+			n.Estimate = n.Estimate || x.Estimate
+		}
+		if n.N > 0 {
+			waiting = append(waiting, count(n)+" to "+d.Name)
 		}
 		if held, _ := lanesHeld(d); held == 0 && alive(s) > 0 {
 			out = append(out, fmt.Sprintf("no relay that runs serves destination %s: nothing is sent to it, and what it has not had cannot be cleaned up; "+
 				"name it in a relay's configuration, or forget it with: outrider retire %s%s", d.Name, quote(d.Name), c.flags()))
 		}
 	}
-	if alive(s) == 0 && waiting.N > 0 {
-		out = append(out, fmt.Sprintf("no relay is running, and %s to be sent; start one: %s", waitFor(waiting), c.start(len(s.Destinations) > 0)))
+	if alive(s) == 0 && len(waiting) > 0 {
+		start := ""
+		if !elsewhere(s) {
+			start = "; start one: " + c.start(true)
+		}
+		out = append(out, "no relay is running, and events wait to be sent: "+strings.Join(waiting, ", ")+start)
 	}
 	return out
 }
 
-func waitFor(c store.Count) string {
-	if c.N == 1 {
-		return "1 event waits"
-	}
-	return count(c) + " events wait"
+// elsewhere reports whether the store warns that its positions belong to another
+// cluster: no relay starts before a rebase.
+func elsewhere(s store.Status) bool {
+	return slices.ContainsFunc(s.Warnings, func(w string) bool { return strings.Contains(w, "outrider rebase --dry-run") })
 }

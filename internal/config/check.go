@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
+	"reflect"
 	"regexp"
 	"strings"
 
@@ -66,11 +67,17 @@ func within(path, block string) bool {
 	return ok && (rest == "" || rest[0] == '.' || rest[0] == '[')
 }
 
-// keysSound reports whether the keys of a block are what they should be: one
+// keysSound reports whether some keys of a block are what they should be: one
 // that is misspelt is not missing as well.
-func (k *checker) keysSound(path string) bool {
+func (k *checker) keysSound(path string, block any, keys ...string) bool {
+	known := keysOf(reflect.TypeOf(block))
 	for _, b := range k.broken {
-		if rest, ok := strings.CutPrefix(b, path+"."); ok && !strings.ContainsAny(rest, ".[") || within(path, b) {
+		key, ok := strings.CutPrefix(b, path+".")
+		switch {
+		case within(path, b):
+			return false
+		case !ok || strings.ContainsAny(key, ".["):
+		case contains(keys, key) || !contains(known, key):
 			return false
 		}
 	}
@@ -141,7 +148,7 @@ func (k *checker) sources() {
 	for i, s := range k.Sources {
 		path := fmt.Sprintf("sources[%d]", i)
 		k.name(path+".name", s.Name, seen)
-		k.oneOf(path, kinds{{"postgres", s.Postgres != nil}, {"sqlite", s.SQLite != nil}})
+		k.oneOf(path, s, kinds{{"postgres", s.Postgres != nil}, {"sqlite", s.SQLite != nil}})
 		if s.SQLite != nil && s.SQLite.Path == "" && k.sound(path+".sqlite") {
 			k.bad(path+".sqlite.path", "is empty")
 		}
@@ -160,16 +167,16 @@ type kinds []struct {
 	given bool
 }
 
-func (k *checker) oneOf(path string, blocks kinds) {
-	if !k.keysSound(path) {
-		return
-	}
+func (k *checker) oneOf(path string, block any, blocks kinds) {
 	var names, given []string
 	for _, b := range blocks {
 		names = append(names, b.name)
 		if b.given {
 			given = append(given, b.name)
 		}
+	}
+	if !k.keysSound(path, block, names...) {
+		return
 	}
 	switch len(given) {
 	case 1:
@@ -189,7 +196,7 @@ func (k *checker) destinations() {
 		k.name(path+".name", d.Name, seen)
 		k.source(path+".source", d)
 		used[d.Source] = true
-		k.oneOf(path, kinds{{"kafka", d.Kafka != nil}, {"nats", d.NATS != nil}, {"log", d.Log != nil}})
+		k.oneOf(path, *d, kinds{{"kafka", d.Kafka != nil}, {"nats", d.NATS != nil}, {"log", d.Log != nil}})
 		k.routes(path, d)
 		k.retry(path, d)
 		if d.Kafka != nil {
@@ -228,7 +235,7 @@ func (k *checker) source(path string, d *Destination) {
 
 func (k *checker) routes(path string, d *Destination) {
 	switch {
-	case !k.keysSound(path):
+	case !k.keysSound(path, *d, "to", "routes", "kafka", "nats", "log"):
 	case d.To != nil && len(d.Routes) > 0:
 		k.bad(path+".to", "stands beside routes; take one of them")
 	case d.To == nil && len(d.Routes) == 0 && d.Log == nil:

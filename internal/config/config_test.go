@@ -109,6 +109,8 @@ func TestProblems(t *testing.T) {
 		{"no value", minimal(kafka + "  to:\n"), "f:7: destinations[0].to: has no value"},
 		{"missing in a block", minimal("  kafka:\n    client_id: x\n  to: a\n"), "f:7: destinations[0].kafka.brokers: is missing"},
 		{"no kind", minimal("  to: a\n"), "f:5: destinations[0]: says nothing of its kind: one of kafka, nats, log is needed"},
+		{"no kind, and something else", minimal("  to: a\n  publish_timeout: 5\n"), "f:5: destinations[0]: says nothing of its kind: one of kafka, nats, log is needed\nf:7: destinations[0].publish_timeout: "},
+		{"no place, and something else", minimal(kafka + "  order: blok\n"), "f:5: destinations[0]: says nothing of where events go: to or routes is needed\nf:7: destinations[0].order: "},
 		{"two kinds", minimal(kafka + "  log: {}\n  to: a\n"), "f:5: destinations[0]: has kafka and log; exactly one of them can be"},
 		{"no place", minimal(kafka), "f:5: destinations[0]: says nothing of where events go: to or routes is needed"},
 		{"two places", minimal(kafka + "  to: a\n  routes: [{to: b}]\n"), "f:7: destinations[0].to: stands beside routes"},

@@ -85,13 +85,8 @@ func (d *decoder) structure(n *node, v reflect.Value, path string) {
 	}
 	d.at[path] = n.position
 	t := v.Type()
-	var names []string
+	names := keysOf(t)
 	given := map[string]*node{}
-	for i := range t.NumField() {
-		if name := t.Field(i).Tag.Get("yaml"); name != "" {
-			names = append(names, name)
-		}
-	}
 	for _, e := range n.entries {
 		given[e.key] = e.value
 		d.at[join(path, e.key)] = e.position
@@ -111,6 +106,17 @@ func (d *decoder) structure(n *node, v reflect.Value, path string) {
 			d.missing(n, v.Field(i), tag, path, name)
 		}
 	}
+}
+
+// keysOf are the keys that a block can have.
+func keysOf(t reflect.Type) []string {
+	var names []string
+	for i := range t.NumField() {
+		if name := t.Field(i).Tag.Get("yaml"); name != "" {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 func (d *decoder) unknown(e entry, path string, names []string) {

@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -36,6 +38,9 @@ type Options struct {
 	// Version is shown by /healthz and in metrics.
 	Version string
 
+	// Next is logged when the relays are at work: what to do then. Optional.
+	Next string
+
 	// Strict makes a destination that cannot be reached an error of New. By
 	// default it is a warning: the relay waits for it.
 	Strict bool
@@ -45,11 +50,14 @@ type Options struct {
 type Daemon struct {
 	log      *slog.Logger
 	version  string
+	next     string
 	redact   func(string) string
 	address  string
 	budget   time.Duration
 	relays   []*sourceRelay
 	cleanups cleanups
+	// announced: it was said that the relays are at work.
+	announced atomic.Bool
 }
 
 type sourceRelay struct {
@@ -67,7 +75,7 @@ const closeTimeout = 10 * time.Second
 // New opens stores, sinks and the endpoint, and looks at all of them. What it
 // has opened is closed again if it fails. Errors carry a hint.
 func New(ctx context.Context, o Options) (_ *Daemon, err error) {
-	d := &Daemon{log: o.Logger, version: o.Version, redact: o.Config.Redact, budget: stopBudget(o.Config.Relay)}
+	d := &Daemon{log: o.Logger, version: o.Version, next: o.Next, redact: o.Config.Redact, budget: stopBudget(o.Config.Relay)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, d.close(ctx))
@@ -108,6 +116,11 @@ func (d *Daemon) addSource(ctx context.Context, o Options, s config.Source, regi
 	}
 	m := relayprom.New(relayprom.Config{Source: s.Name, EventTypes: o.Config.Metrics.EventTypes})
 	rc.Hooks = m.Hooks()
+	claimed := rc.Hooks.Claim
+	rc.Hooks.Claim = func(destination string, events int, took time.Duration) {
+		d.atWork() // before the first event is sent
+		claimed(destination, events, took)
+	}
 	r, err := relay.New(rc)
 	if err != nil {
 		return err
@@ -151,7 +164,11 @@ func (d *Daemon) openGauges(ctx context.Context, o Options, s config.Source, log
 func (d *Daemon) openSink(ctx context.Context, o Options, dest config.Destination, log *slog.Logger) (sink.Sink, error) {
 	k, err := newSink(dest, o.Stdout, log.With("destination", dest.Name))
 	if err != nil {
-		return nil, explain(err)
+		err = explain(err)
+		if dest.Log != nil && outrider.Hint(err) == "" {
+			err = outrider.WithHint(err, "look at the path: the folder has to exist and to be writable")
+		}
+		return nil, err
 	}
 	d.cleanups.add("destination "+dest.Name, k.Close)
 	c, ok := k.(sink.Checker)
@@ -194,10 +211,43 @@ func (d *Daemon) Run(ctx context.Context) error {
 			}
 		})
 	}
-	d.log.Info("relaying", "version", d.version, "address", d.address, "sources", len(d.relays))
+	running.Go(func() { d.announce(ctx) })
 	running.Wait()
 	errs[len(d.relays)] = d.close(ctx)
 	return errors.Join(errs...)
+}
+
+// announceEvery is how often it is looked whether the relays have joined.
+const announceEvery = 10 * time.Millisecond
+
+// announce looks until the relays are at work. Those that have nothing to read
+// are seen by nothing else.
+func (d *Daemon) announce(ctx context.Context) {
+	look := time.NewTicker(announceEvery)
+	defer look.Stop()
+	for !d.atWork() {
+		select {
+		case <-look.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// atWork says once that all relays are at work, when they are: joining may fail,
+// as in a database that was restored.
+func (d *Daemon) atWork() bool {
+	if d.announced.Load() {
+		return true
+	}
+	idle := func(s *sourceRelay) bool { return !s.relay.Health().Running }
+	if slices.ContainsFunc(d.relays, idle) {
+		return false
+	}
+	if d.announced.CompareAndSwap(false, true) {
+		d.log.Info("relaying", "version", d.version, "address", d.address, "sources", len(d.relays), "next", d.next)
+	}
+	return true
 }
 
 // Cut ends the soft part of the stop at once.

@@ -139,7 +139,7 @@ func TestStartErrors(t *testing.T) {
 		"no DSN":                           {"sources: [{name: s, postgres: {dsn: 'postgres://u@[x/y'}}]" + toLog, "| write postgres://"},
 		"port taken":                       {fmt.Sprintf("listen: %s\nsources: [{name: s, sqlite: {path: %q}}]", taken.Addr(), good) + toLog, "address already in use | choose another address by listen"},
 		"broker away, which is waited for": {fmt.Sprintf("listen: off\nsources: [{name: s, sqlite: {path: %q}}]\ndestinations: [{name: d, kafka: {brokers: ['127.0.0.1:1']}, to: x}]", good), "started"},
-		"log into nowhere":                 {fmt.Sprintf("listen: off\nsources: [{name: s, sqlite: {path: %q}}]\ndestinations: [{name: d, log: {file: %q}}]", good, filepath.Join(dir, "no", "log")), "no such file or directory"},
+		"log into nowhere":                 {fmt.Sprintf("listen: off\nsources: [{name: s, sqlite: {path: %q}}]\ndestinations: [{name: d, log: {file: %q}}]", good, filepath.Join(dir, "no", "log")), "no such file or directory | look at the path: the folder has to exist"},
 		"CA missing":                       {fmt.Sprintf("listen: off\nsources: [{name: s, sqlite: {path: %q}}]\ndestinations: [{name: d, nats: {urls: ['nats://127.0.0.1:1'], tls: {ca_file: nowhere}}, to: x}]", good), "nowhere: no such file"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -221,16 +221,15 @@ func (s *fileSink) Close(context.Context) error { return s.file.Close() }
 
 // Place shows where a destination's events go, without secrets.
 func Place(d config.Destination) string {
-	var places []string
-	for _, r := range routes(d) {
-		places = append(places, r.To.String())
+	to := ""
+	if d.To != nil {
+		to = "/" + d.To.String()
 	}
-	to := strings.Join(places, ", ")
 	switch {
 	case d.Kafka != nil:
-		return "kafka://" + strings.Join(d.Kafka.Brokers, ",") + "/" + to
+		return "kafka://" + strings.Join(d.Kafka.Brokers, ",") + to
 	case d.NATS != nil:
-		return strings.Join(d.NATS.URLs, ",") + "/" + to
+		return strings.Join(d.NATS.URLs, ",") + to
 	case d.Log != nil && d.Log.File != "":
 		return "log:" + string(d.Log.File)
 	default:
