@@ -236,8 +236,12 @@ destinations: [{name: orders, log: {}}]
 		t.Fatal(err)
 	}
 	defer database.Close()
-	if _, err := database.ExecContext(t.Context(), "update outbox_source set system_identifier = '7'"); err != nil {
+	moved, err := database.ExecContext(t.Context(), "update outbox_source set system_identifier = '7'")
+	if err != nil {
 		t.Fatal(err)
+	}
+	if n, err := moved.RowsAffected(); err != nil || n != 1 {
+		t.Fatalf("%d rows, %v: the relay that said it was at work had not joined", n, err)
 	}
 	enqueue(t, dsn, 1)
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
