@@ -10,7 +10,9 @@ import (
 	"time"
 
 	"github.com/outrider-dev/outrider"
+	"github.com/outrider-dev/outrider/memsink"
 	"github.com/outrider-dev/outrider/pgstore"
+	"github.com/outrider-dev/outrider/relay"
 	"github.com/outrider-dev/outrider/store"
 )
 
@@ -205,6 +207,44 @@ func TestJoinNoticesRestore(t *testing.T) {
 		if err := s.Maintain(ctx); err == nil || !strings.Contains(err.Error(), what) {
 			t.Errorf("maintain: %v, want %q", err, what)
 		}
+	}
+}
+
+// A sequence that is set back under a running relay loses nothing: positions are
+// snapshots, not ids. It is said, since new events sort before old ones.
+func TestSequenceSetBackUnderARelay(t *testing.T) {
+	s, db := open(t, pgstore.Config{})
+	ctx := context.Background()
+	fill := func(n int) {
+		t.Helper()
+		if _, err := db.Exec(`insert into outbox_events (aggregate_type, aggregate_id, event_type, payload)
+			select 'a', 'a' || i % 50, 'T', '{}' from generate_series(1, $1::int) i`, n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sk := memsink.New(memsink.Config{})
+	r, _ := relaying(t, s, sk, relay.Config{MaintainEvery: 50 * time.Millisecond})
+	fill(1000)
+	arrive(t, sk, 1000, "before")
+	for _, q := range []string{`update outbox_source set seen_id = 1000`, `delete from outbox_events`, `alter sequence outbox_events_id_seq restart with 1`} {
+		if _, err := db.ExecContext(ctx, q); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fill(5)
+	for end := time.Now().Add(time.Minute); !strings.Contains(r.Health().MaintainError, "outbox_events_id_seq went back"); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("it says %q", r.Health().MaintainError)
+		}
+	}
+	fill(1995)
+	arrive(t, sk, 3000, "since the sequence was set back")
+	ids := map[string]bool{}
+	for _, m := range sk.Messages() {
+		ids[m.ID] = true
+	}
+	if len(ids) != 3000 {
+		t.Errorf("%d of 3000 events arrived", len(ids))
 	}
 }
 

@@ -22,6 +22,9 @@ func (ses *session) Claim(ctx context.Context, p store.ClaimParams) (*store.Clai
 		return nil, errors.New("sqlitestore: ClaimParams.MaxRecords and MaxBytes are needed")
 	}
 	if p.Kind == store.Due {
+		if err := ses.st.checkIDs(ctx); err != nil {
+			return nil, err
+		}
 		return l.claimDue(ctx, p)
 	}
 	// Pages of which nothing is to be sent are passed and the next one is read;
@@ -66,6 +69,13 @@ func (l *lease) claimFresh(ctx context.Context, p store.ClaimParams) (c *store.C
 	f, err := l.scan(ctx, p, s)
 	if err != nil {
 		return nil, false, fmt.Errorf("sqlitestore: read lease %d: %w", l.ID, explain(err))
+	}
+	// Behind the read: what fell before it shows, and nothing is passed over.
+	if err := l.ses.st.checkIDs(ctx); err != nil {
+		return nil, false, err
+	}
+	if n := len(f.rows); n > 0 {
+		l.ses.st.source.read(f.rows[n-1].id, f.rows[n-1].rec.ID)
 	}
 	c, again, write := l.handOut(p, s, f)
 	if write {

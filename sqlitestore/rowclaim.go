@@ -26,6 +26,11 @@ type rowLease struct {
 	held   map[string]*rowKey
 	claims int64    // number of the last Fresh claim
 	forgot []string // tokens of claims that were marked and then forgotten
+
+	seq   int64  // the last id given out, as seen by this lease
+	id    int64  // a row that was read, and its event: with another one in its
+	event string // place, ids were set back and have climbed up again
+	fell  bool   // ids were set back: everything is to be read again
 }
 
 func newRowLease(ses *rowSession) *rowLease {
@@ -141,8 +146,16 @@ func (c *rowClaim) add(r rowState) {
 
 // claimFresh reads pending rows.
 func (l *rowLease) claimFresh(ctx context.Context, p store.ClaimParams) (*store.Claim, bool, error) {
+	if err := l.lookBack(ctx); err != nil {
+		return nil, false, err
+	}
 	full, err := l.full(ctx, p.MaxExceptions)
 	l.mu.Lock()
+	if l.fell && len(l.open) > 0 {
+		l.mu.Unlock()
+		return nil, false, nil // what is in hand would be read again
+	}
+	l.restart()
 	from, busy := l.read, slices.ContainsFunc(l.open, func(c *rowClaim) bool { return c.claim.Exclusive })
 	l.mu.Unlock()
 	if err != nil || full || busy {
@@ -153,6 +166,11 @@ func (l *rowLease) claimFresh(ctx context.Context, p store.ClaimParams) (*store.
 		return nil, false, fmt.Errorf("sqlitestore: read lease %d: %w", l.ID, explain(err))
 	}
 	c, note := l.choose(p, from, rows, to)
+	if n := len(rows); n > 0 {
+		l.mu.Lock()
+		l.id, l.event = rows[n-1].id, rows[n-1].rec.ID
+		l.mu.Unlock()
+	}
 	if note {
 		if err := l.note(ctx, c.scheduled); err != nil {
 			return nil, false, err
@@ -163,6 +181,43 @@ func (l *rowLease) claimFresh(ctx context.Context, p store.ClaimParams) (*store.
 	}
 	c.claim.More = more
 	return c.claim, false, nil
+}
+
+// lookBack sees whether ids were set back: then rows that nobody has read have
+// ids that were passed.
+func (l *rowLease) lookBack(ctx context.Context) error {
+	l.mu.Lock()
+	before, id, event := l.seq, l.id, l.event
+	l.mu.Unlock()
+	var seq int64
+	var there sql.NullString
+	err := l.db.row(ctx, []any{&seq, &there}, `
+		select coalesce((select seq from sqlite_sequence where name = 'outbox_rows'), 0),
+		       (select event_id from outbox_rows where id = ?)`, id)
+	if err != nil {
+		return fmt.Errorf("sqlitestore: look at the ids: %w", explain(err))
+	}
+	back := seq < before || there.Valid && event != "" && there.String != event
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.seq = seq
+	if back {
+		l.fell, l.id, l.event = true, 0, ""
+		l.db.cfg.Logger.Warn("the ids of outbox_rows were set back; all rows are read again", "from", max(before, id), "last id", seq)
+	}
+	return nil
+}
+
+// restart reads from the first row on, if that is to be: their states tell what
+// is done. Called with mu held.
+func (l *rowLease) restart() {
+	if !l.fell {
+		return
+	}
+	l.fell, l.read = false, 0
+	for _, k := range l.held {
+		k.at = 0
+	}
 }
 
 // full reports whether there are as many exceptions as there may be: held keys

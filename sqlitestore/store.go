@@ -15,9 +15,7 @@ package sqlitestore
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
-	"sync/atomic"
 	"time"
 
 	"github.com/outrider-dev/outrider"
@@ -85,9 +83,7 @@ func (c Config) validate() error {
 type Stream struct {
 	*database
 	members members
-	// highest is the last id given out, as this process has seen it. A backup
-	// that is put into the open file takes back what the file itself noted.
-	highest atomic.Int64
+	source  source
 }
 
 var (
@@ -115,32 +111,6 @@ func (s *Stream) Capabilities() store.Capabilities {
 // Close implements store.Store.
 func (s *Stream) Close() error { return s.close() }
 
-// checkSource makes sure that ids go on from where they were.
-func (s *Stream) checkSource(ctx context.Context) error {
-	if err := s.sameFile(); err != nil {
-		return err
-	}
-	before := s.highest.Load() // before the look: others look, too
-	var seq, seen, base int64
-	err := s.row(ctx, []any{&seq, &seen, &base}, `
-		select coalesce((select seq from sqlite_sequence where name = 'outbox_events'), 0),
-		       coalesce((select seen_id from outbox_source), 0),
-		       coalesce((select max(base) from outbox_leases), 0)`)
-	if err != nil {
-		return explain(fmt.Errorf("sqlitestore: look at the source: %w", err))
-	}
-	if most := max(seen, base); seq < most {
-		return outrider.WithHint(fmt.Errorf("sqlitestore: the ids of outbox_events went back, from %d to %d: new events would sort before old ones and never be sent", most, seq),
-			fmt.Sprintf("set them forward: update sqlite_sequence set seq = %d where name = 'outbox_events' (insert the row if there is none); events that were inserted since then have to be inserted again", most))
-	}
-	if seq < before {
-		return outrider.WithHint(fmt.Errorf("sqlitestore: the ids of outbox_events went back, from %d to %d, while %s was open, and the positions with them: it holds a backup now", before, seq, s.cfg.Path),
-			"restart the relay: until then events up to the former id may wait; to restore a backup, stop the relay first")
-	}
-	s.highest.Store(seq)
-	return nil
-}
-
 // Maintain implements store.Maintainer: it notes how far the ids have come, and
 // looks for a file that was replaced or ids that were set back.
 func (s *Stream) Maintain(ctx context.Context) error {
@@ -158,7 +128,7 @@ func (s *Stream) Maintain(ctx context.Context) error {
 		_, err := t.exec(`
 			insert into outbox_source (only_row, seen_id)
 			values (1, coalesce((select seq from sqlite_sequence where name = 'outbox_events'), 0))
-			on conflict (only_row) do update set seen_id = max(seen_id, excluded.seen_id)`)
+			on conflict (only_row) do update set seen_id = max(seen_id, excluded.seen_id) where seen_id >= 0`)
 		return err
 	})
 }
