@@ -345,7 +345,7 @@ func TestRTY05_RecoveryIsSpread(t *testing.T) {
 		if early > 0 {
 			t.Errorf("%d messages were sent before they were asked for", early)
 		}
-		if refused > len(ids) {
+		if refused > len(ids)*13/20 { // 150 runs had 53 to 55 of 100
 			t.Errorf("%d messages were refused on the way to %d deliveries", refused, len(ids))
 		}
 		for s, n := range perSec {
