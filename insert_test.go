@@ -283,6 +283,13 @@ func TestDatabaseErrors(t *testing.T) {
 			t.Errorf("%s: hint %q", state, got)
 		}
 	}
+	for _, busy := range []string{"database is locked (5) (SQLITE_BUSY)", "database table is locked"} {
+		cause := errors.New(busy)
+		err := newOutbox(t, Config{Dialect: SQLite}).Add(t.Context(), &recorder{err: cause}, placed())
+		if got := Hint(err); !errors.Is(err, cause) || !strings.Contains(got, "_txlock=immediate") || !strings.Contains(got, "busy_timeout") {
+			t.Errorf("%v with hint %q", err, got)
+		}
+	}
 	plain := errors.New("broken")
 	if err := newOutbox(t, Config{Dialect: SQLite}).Add(t.Context(), &recorder{err: plain}, placed()); !errors.Is(err, plain) || !strings.Contains(err.Error(), "insert event 0 into") {
 		t.Errorf("got %v", err)

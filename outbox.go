@@ -83,7 +83,7 @@ func (o *Outbox) Add(ctx context.Context, tx Execer, events ...Event) error {
 	if len(tail) == 0 {
 		return o.exec(ctx, tx, head, cols, 0)
 	}
-	return inTx(ctx, tx, func(tx Execer) error {
+	return o.inTx(ctx, tx, func(tx Execer) error {
 		for first := 0; first < len(rows); {
 			head, _, cols := o.cut(rows[first:])
 			if err := o.exec(ctx, tx, head, cols, first); err != nil {
@@ -118,6 +118,9 @@ func (o *Outbox) explain(err error) error {
 		if strings.Contains(err.Error(), "no such table") { // SQLite's drivers have no codes in common
 			return WithHint(err, "make the table: outrider migrate up; or look at Config.Table and the file's path")
 		}
+		if lockedFile.MatchString(err.Error()) {
+			return WithHint(err, hintLocked)
+		}
 		if otherDialect.MatchString(err.Error()) {
 			return WithHint(err, o.dialectHint())
 		}
@@ -140,6 +143,13 @@ func (o *Outbox) explain(err error) error {
 	return err
 }
 
+// lockedFile is what SQLite says while another connection writes.
+var lockedFile = regexp.MustCompile(`database( table| schema)? is locked`)
+
+// hintLocked: without a busy timeout SQLite does not wait at all, and a
+// transaction that has read before it writes cannot be waited for.
+const hintLocked = "another connection writes: roll back and try again; open the file with _pragma=busy_timeout(10000), _pragma=journal_mode(wal) and _txlock=immediate (modernc.org/sqlite's spelling), so that a writer waits for its turn"
+
 // otherDialect is what drivers say of a statement in another dialect, which has
 // other signs for parameters: some find out before the database is asked.
 var otherDialect = regexp.MustCompile(`(?i)syntax|unrecognized token|(named|unused|extra|insufficient|enough|\d) (arg|param)`)
@@ -155,7 +165,7 @@ type beginner interface {
 	BeginTx(ctx context.Context, opts *sql.TxOptions) (*sql.Tx, error)
 }
 
-func inTx(ctx context.Context, tx Execer, fn func(Execer) error) (err error) {
+func (o *Outbox) inTx(ctx context.Context, tx Execer, fn func(Execer) error) (err error) {
 	if t, ok := tx.(Transactor); ok {
 		return t.InTx(ctx, fn)
 	}
@@ -165,14 +175,14 @@ func inTx(ctx context.Context, tx Execer, fn func(Execer) error) (err error) {
 	}
 	own, err := db.BeginTx(ctx, nil)
 	if err != nil {
-		return fmt.Errorf("outrider: begin: %w", err)
+		return o.explain(fmt.Errorf("outrider: begin: %w", err))
 	}
 	defer own.Rollback() // nothing to roll back after the commit
 	if err := fn(own); err != nil {
 		return err
 	}
 	if err := own.Commit(); err != nil {
-		return fmt.Errorf("outrider: commit: %w", err)
+		return o.explain(fmt.Errorf("outrider: commit: %w", err))
 	}
 	return nil
 }
