@@ -53,7 +53,11 @@ func parseFingerprint(text string) (server string, lines map[string]line) {
 			server = f[1]
 			continue
 		}
-		lines[f[0]] = line{f[1], strings.Join(strings.Fields(f[2]), " ")}
+		l := line{f[1], strings.Join(strings.Fields(f[2]), " ")}
+		if f[0] == ringName && l.expr == ringMade {
+			continue // the doorbell comes and goes as its owner likes
+		}
+		lines[f[0]] = l
 	}
 	return server, lines
 }

@@ -161,6 +161,43 @@ func TestPostgresHarmlessAdditions(t *testing.T) {
 	}
 }
 
+// The doorbell is the project's own: no difference, unless somebody has made
+// another trigger of its name.
+func TestPostgresDoorbellIsNoDrift(t *testing.T) {
+	db := openPostgres(t, testdb.Postgres(t), pgx.QueryExecModeCacheStatement)
+	mustUp(t, db, pg)
+	drift := func(want string) {
+		t.Helper()
+		st, err := migrate.Status(t.Context(), db, pg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(st.Drift, "\n"); got != "" && want == "" || !strings.HasPrefix(got, want) {
+			t.Errorf("got %q, want %q", got, want)
+		}
+		mustCheck(t, db, pg)
+	}
+	if err := migrate.Doorbell(t.Context(), db, true); err != nil {
+		t.Fatal(err)
+	}
+	drift("")
+	mustExec(t, db, "create or replace trigger outbox_ring after insert on outbox_events for each row execute function outbox_ring()")
+	drift("trigger outbox_events.outbox_ring was added")
+	if err := migrate.Doorbell(t.Context(), db, false); err != nil {
+		t.Fatal(err)
+	}
+	drift("")
+	mustExec(t, db, "create function mine() returns trigger language plpgsql as 'begin return null; end'")
+	mustExec(t, db, "create trigger outbox_ring after insert on outbox_events for each statement execute function mine()")
+	drift("trigger outbox_events.outbox_ring was added")
+	mustExec(t, db, "drop trigger outbox_ring on outbox_events")
+
+	// The tables were migrated while it was there, and it was removed since.
+	mustExec(t, db, `update outbox_migrations set fingerprint = fingerprint || E'\ntrigger outbox_events.outbox_ring\t\t'
+		|| 'CREATE TRIGGER outbox_ring AFTER INSERT ON outbox_events FOR EACH STATEMENT EXECUTE FUNCTION outbox_ring()'`)
+	drift("")
+}
+
 // A server of another major version may print an expression otherwise; what is
 // made of which types is compared even so.
 func TestPostgresOtherServerVersion(t *testing.T) {
