@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -26,6 +27,21 @@ type options struct {
 	lines, writers  int
 }
 
+// check names what is missing or out of its range.
+func (o options) check() error {
+	switch {
+	case o.db == "":
+		return errors.New("--db is missing: the DSN of a PostgreSQL database")
+	case o.kafka == "":
+		return errors.New("--kafka is missing: host:port of a broker")
+	case o.writers < 1:
+		return fmt.Errorf("--writers is %d, want at least 1", o.writers)
+	case o.lines < 0:
+		return fmt.Errorf("--lines is %d, want at least 1, or 0 for all", o.lines)
+	}
+	return nil
+}
+
 func run(ctx context.Context, args []string, out io.Writer) error {
 	var o options
 	f := flag.NewFlagSet("departures", flag.ContinueOnError)
@@ -35,12 +51,13 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	f.StringVar(&o.file, "file", "", "`path` of a gzipped CSV file to be used instead of the sample")
 	f.IntVar(&o.lines, "lines", 0, "how many departures; 0: all")
 	f.IntVar(&o.writers, "writers", 16, "how many write at the same time")
-	if err := f.Parse(args); err != nil {
+	if err := f.Parse(args); errors.Is(err, flag.ErrHelp) {
+		return nil // it has been shown
+	} else if err != nil {
 		return err
 	}
-	if o.db == "" || o.kafka == "" || o.writers < 1 {
-		f.Usage()
-		return fmt.Errorf("--db and --kafka are needed, and a writer")
+	if err := o.check(); err != nil {
+		return err
 	}
 	flights, err := load(o.file, o.lines)
 	if err != nil {

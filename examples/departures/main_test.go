@@ -51,6 +51,29 @@ func deleteTopic(t *testing.T, broker, out string) {
 	}
 }
 
+// TestCommandLine asks for the usage, and for what cannot be run.
+func TestCommandLine(t *testing.T) {
+	for _, tt := range []struct {
+		args []string
+		want string // the error; "": none
+	}{
+		{[]string{"-h"}, ""},
+		{nil, "--db is missing: the DSN of a PostgreSQL database"},
+		{[]string{"--db", "x"}, "--kafka is missing: host:port of a broker"},
+		{[]string{"--db", "x", "--kafka", "y", "--writers", "0"}, "--writers is 0, want at least 1"},
+		{[]string{"--db", "x", "--kafka", "y", "--lines", "-1"}, "--lines is -1, want at least 1, or 0 for all"},
+	} {
+		var out bytes.Buffer
+		err := run(t.Context(), tt.args, &out)
+		if tt.want == "" && err != nil || tt.want != "" && (err == nil || err.Error() != tt.want) {
+			t.Errorf("%q: %v, want %q", tt.args, err, tt.want)
+		}
+		if got := strings.Contains(out.String(), "-writers"); got != (tt.want == "") {
+			t.Errorf("%q: the usage is shown: %v\n%s", tt.args, got, out.String())
+		}
+	}
+}
+
 // TestCheck shows that the program notices what it is to look for.
 func TestCheck(t *testing.T) {
 	flights := []flight{{ID: "a", Line: 1, Origin: "ORD"}, {ID: "b", Line: 2, Origin: "ORD"}, {ID: "c", Line: 3, Origin: "LAX"}}
