@@ -79,6 +79,9 @@ func Run(ctx context.Context, c Config) (Report, error) {
 	if c.Drain == 0 {
 		c.Drain = time.Minute
 	}
+	if err := checkScript(c.For, c.Script); err != nil {
+		return Report{}, err
+	}
 	dir, err := os.MkdirTemp("", "outrider-demo-")
 	if err != nil {
 		return Report{}, err
@@ -125,6 +128,7 @@ func (d *demo) run(ctx context.Context) (Report, error) {
 	defer d.relay.stop()
 	d.board.open()
 	defer d.board.close()
+	d.sayHowItEnds()
 	if err := d.open(ctx); err != nil {
 		return d.report(), err
 	}
@@ -154,6 +158,13 @@ func (d *demo) openShop(ctx context.Context) (func(), error) {
 		return nil, fmt.Errorf("shop: %w", err)
 	}
 	return closeShop, nil
+}
+
+// sayHowItEnds: without a terminal there is no q.
+func (d *demo) sayHowItEnds() {
+	if d.Keys == nil && d.For == 0 {
+		d.board.say("there is no terminal to take keys: SIGINT or SIGTERM closes the shop, as --for would after a time")
+	}
 }
 
 // open runs the shop until its time is over, and what happens meanwhile.

@@ -118,6 +118,55 @@ func TestParseScript(t *testing.T) {
 	}
 }
 
+// A step that the shop does not live to see is refused before anything runs.
+func TestScriptWithinTheTime(t *testing.T) {
+	steps := []Step{{time.Second, Poison}, {9 * time.Second, Kill}}
+	_, err := Run(t.Context(), Config{For: 2 * time.Second, Script: steps})
+	if !errors.Is(err, ErrScript) || !strings.Contains(err.Error(), "9s kill") || !strings.Contains(err.Error(), "2s") {
+		t.Errorf("got %v", err)
+	}
+	for _, c := range []Config{
+		{For: 2 * time.Second, Script: steps[:1]},
+		{Script: steps},
+		{For: time.Second, Script: []Step{{time.Second, Kill}}}, // a tie: may be done or not
+	} {
+		if err := checkScript(c.For, c.Script); (err == nil) != (c.For != time.Second) {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
+
+// Without keys and without a time it is said how it ends.
+func TestHowItEnds(t *testing.T) {
+	keys := make(chan byte)
+	for _, test := range []struct {
+		name string
+		c    Config
+		said bool
+	}{
+		{"nothing ends it", Config{}, true},
+		{"keys", Config{Keys: keys}, false},
+		{"a time", Config{For: time.Second}, false},
+	} {
+		var out strings.Builder
+		d := &demo{Config: test.c, board: &board{out: &out, begun: time.Now()}}
+		d.sayHowItEnds()
+		if got := strings.Contains(out.String(), "SIGTERM"); got != test.said {
+			t.Errorf("%s: said %v: %q", test.name, got, out.String())
+		}
+	}
+}
+
+// A relay that was asked to stop has not failed.
+func TestHowTheRelayEnded(t *testing.T) {
+	if got := ending(nil); strings.Contains(got, "nil") || !strings.Contains(got, "was asked to stop") {
+		t.Errorf("asked to stop: %q", got)
+	}
+	if got := ending(errors.New("signal: killed")); got != "the relay has ended (signal: killed)" {
+		t.Errorf("killed: %q", got)
+	}
+}
+
 func TestBoard(t *testing.T) {
 	b := &board{live: true, latest: []string{"   2.0s  kill -9 of the relay, pid 4711", "   4.0s  the broker is stopped"}}
 	r := Report{Committed: 1234, Delivered: 1200, Waiting: 33, Skipped: 1, Duplicates: 12, RolledBack: 137,

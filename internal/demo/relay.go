@@ -94,7 +94,7 @@ func (r *relay) watch(cmd *exec.Cmd) {
 		close(r.done)
 		return
 	}
-	r.events("the relay has ended (%v); it is started again%s", err, r.lastWords())
+	r.events("%s; it is started again%s", ending(err), r.lastWords())
 	<-time.After(restartAfter)
 	if err := r.start(); err != nil {
 		r.events("the relay cannot be started: %v", err)
@@ -105,6 +105,15 @@ func (r *relay) watch(cmd *exec.Cmd) {
 	if r.stopped && r.cmd != nil { // asked to stop in between
 		_ = r.cmd.Process.Signal(syscall.SIGTERM)
 	}
+}
+
+// ending says how the process ended. One that was told to by a signal to all of
+// a terminal's processes has done its work; what is left needs another.
+func ending(err error) string {
+	if err == nil {
+		return "the relay was asked to stop by somebody else, and has"
+	}
+	return fmt.Sprintf("the relay has ended (%v)", err)
 }
 
 // lastWords are what the relay said of why it ended, if it did.

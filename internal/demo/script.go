@@ -1,6 +1,7 @@
 package demo
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -51,6 +52,20 @@ func ParseScript(s string) ([]Step, error) {
 	}
 	slices.SortStableFunc(steps, func(a, b Step) int { return int(a.At - b.At) })
 	return steps, nil
+}
+
+// ErrScript says that a script does not fit the time that the shop is open.
+var ErrScript = errors.New("the script is longer than the shop is open")
+
+// checkScript refuses steps that would never be done. open is how long the shop
+// is open, 0: until somebody closes it.
+func checkScript(open time.Duration, steps []Step) error {
+	for _, s := range steps {
+		if open > 0 && s.At >= open {
+			return fmt.Errorf("%w: %v %s comes when it has closed, after %v", ErrScript, s.At, s.Action, open)
+		}
+	}
+	return nil
 }
 
 func actionNames() string {
