@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/url"
 	"os"
@@ -49,6 +50,9 @@ type Config struct {
 	// with the host's authorities.
 	TLS *TLS
 
+	// Logger is told if no server answers at first. nil: nobody is.
+	Logger *slog.Logger
+
 	// dial replaces the plain connection in tests.
 	dial func(ctx context.Context, network, address string) (net.Conn, error)
 }
@@ -82,6 +86,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.MaxInFlight == 0 {
 		c.MaxInFlight = 512
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	if c.dial == nil {
 		c.dial = (&net.Dialer{Timeout: 5 * time.Second}).DialContext

@@ -102,6 +102,12 @@ func New(cfg Config) (*Sink, error) {
 	if s.nc, err = nats.Connect(strings.Join(cfg.URLs, ","), opts...); err != nil {
 		return nil, fmt.Errorf("natssink: %w", err)
 	}
+	if err := s.nc.LastError(); !s.nc.IsConnected() {
+		if err == nil { // the next attempt has begun, and forgotten it
+			err = nats.ErrNoServers
+		}
+		cfg.Logger.Warn("no server answers yet; the connection is tried again and again", "error", err)
+	}
 	if _, err := s.nc.Subscribe(s.inbox+"*", s.acknowledged); err != nil {
 		s.nc.Close()
 		return nil, fmt.Errorf("natssink: %w", err)

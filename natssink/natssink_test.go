@@ -3,6 +3,8 @@ package natssink
 import (
 	"context"
 	"errors"
+	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -277,6 +279,35 @@ func TestLogins(t *testing.T) {
 				t.Errorf("Check with a bad login: %v, hint %q", err, outrider.Hint(err))
 			}
 		})
+	}
+}
+
+// Who waits for a server that is not there is told so at once, not when a look
+// at it has taken its time; and where it is there, nothing is said.
+func TestNoServerAtFirstIsSaid(t *testing.T) {
+	refused := errors.New("played: refused")
+	for _, test := range []struct {
+		name string
+		c    Config
+		said bool
+	}{
+		{"not there", Config{URLs: []string{"nats://u:hidden@127.0.0.1:4222"}, dial: func(context.Context, string, string) (net.Conn, error) { return nil, refused }}, true},
+		{"there", Config{URLs: []string{embedded(t)}}, false},
+	} {
+		var out strings.Builder
+		test.c.Logger = slog.New(slog.NewTextHandler(&out, nil))
+		s, err := New(test.c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		closeLater(t, s)
+		got := out.String() // New alone writes to it
+		if !test.said && got != "" || test.said && (strings.Count(got, "\n") != 1 || !strings.Contains(got, "no server answers yet") || !strings.Contains(got, "error=") || strings.Contains(got, `error=""`)) {
+			t.Errorf("%s: %q", test.name, got)
+		}
+		if strings.Contains(got, "hidden") {
+			t.Errorf("%s: a password is shown: %q", test.name, got)
+		}
 	}
 }
 

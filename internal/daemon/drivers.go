@@ -147,7 +147,7 @@ func newSink(d config.Destination, stdout io.Writer, log *slog.Logger) (sink.Sin
 	case d.Kafka != nil:
 		return newKafka(*d.Kafka, d, log)
 	case d.NATS != nil:
-		return newNATS(*d.NATS, d)
+		return newNATS(*d.NATS, d, log)
 	case d.Log != nil:
 		return newLog(*d.Log, d, stdout)
 	default:
@@ -177,11 +177,11 @@ func newKafka(c config.Kafka, d config.Destination, log *slog.Logger) (sink.Sink
 	return s, nil
 }
 
-func newNATS(c config.NATS, d config.Destination) (sink.Sink, error) {
+func newNATS(c config.NATS, d config.Destination, log *slog.Logger) (sink.Sink, error) {
 	cfg := natssink.Config{
 		URLs: c.URLs, Name: c.Name, Subjects: routes(d), AckTimeout: c.AckTimeout, MaxInFlight: c.MaxInFlight,
 		User: c.User, Password: c.Password.Reveal(), Token: c.Token.Reveal(),
-		NKeyFile: string(c.NKeyFile), CredsFile: string(c.CredsFile),
+		NKeyFile: string(c.NKeyFile), CredsFile: string(c.CredsFile), Logger: log,
 	}
 	if t := c.TLS; t != nil {
 		cfg.TLS = &natssink.TLS{
