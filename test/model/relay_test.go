@@ -130,7 +130,8 @@ func (h *holding) loseToDeath() {
 
 // abandon notes that what is in hand will be sent again. What was given up and
 // not settled so is not given up any more; what a lost commit says of it may
-// stand or not.
+// stand or not. What it says was published has been, so it need not come again:
+// if its place was lost, that is noted of it here, and deliver has not.
 func (h *holding) abandon() {
 	v := h.view()
 	for _, w := range h.inHand() {
@@ -146,8 +147,12 @@ func (h *holding) abandon() {
 	}
 	for _, s := range h.lost.p.Settle {
 		for i, o := range s.Outcomes {
-			if o.State == store.Failed || o.State == store.Waiting {
-				v.maybe[s.Claim.Records[i].ID] = true
+			switch r := s.Claim.Records[i]; {
+			case o.State == store.Failed || o.State == store.Waiting:
+				v.maybe[r.ID] = true
+			case o.State == store.Published && v.loose[r.ID]:
+				r.Unordered = true // it has no place
+				h.r.m.ledger.Delivered(v.name, r)
 			}
 		}
 	}
