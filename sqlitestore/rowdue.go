@@ -71,13 +71,19 @@ func (l *rowLease) tidy(ctx context.Context) error {
 				return err
 			}
 		}
-		for _, token := range forgot {
-			if _, err := t.exec(`update outbox_rows set token = null, alone = 0, `+restored+` where token = ? and state = 'PUBLISHING'`, token); err != nil {
-				return err
-			}
-		}
-		return nil
+		return undo(t, forgot)
 	})
+}
+
+// undo makes rows of claims that were marked and then forgotten what they
+// were before.
+func undo(t *tx, tokens []string) error {
+	for _, token := range tokens {
+		if _, err := t.exec(`update outbox_rows set token = null, alone = 0, `+restored+` where token = ? and state = 'PUBLISHING'`, token); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // rowDue fills a Due claim.

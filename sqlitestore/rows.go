@@ -290,6 +290,7 @@ func (ses *rowSession) Merge(ctx context.Context, a, b store.Lease) (store.Lease
 	defer first.writing.Unlock()
 	second.writing.Lock()
 	defer second.writing.Unlock()
+	var forgot []string // nobody knows of them once the leases are joined
 	for _, l := range []*rowLease{la, lb} {
 		if err := l.resolve(ctx); err != nil {
 			return a, false, err
@@ -297,6 +298,9 @@ func (ses *rowSession) Merge(ctx context.Context, a, b store.Lease) (store.Lease
 		if !l.rests() {
 			return a, false, nil
 		}
+		l.mu.Lock()
+		forgot = append(forgot, l.forgot...)
+		l.mu.Unlock()
 	}
 	joined := newRowLease(ses)
 	joined.Lease, joined.writes = la.Lease, la.writes+1
@@ -310,6 +314,9 @@ func (ses *rowSession) Merge(ctx context.Context, a, b store.Lease) (store.Lease
 		}
 		if err == nil {
 			_, err = t.exec(`update outbox_row_leases set lanes = ? where lease = ?`, mask(joined.Lanes), la.ID)
+		}
+		if err == nil {
+			err = undo(t, forgot)
 		}
 		if err == nil {
 			err = joined.load(t)

@@ -19,6 +19,7 @@ var placeTests = []test{
 	{"PassedAmongPieces", testPassedAmongPieces},
 	{"PassedGivenBack", testPassedGivenBack},
 	{"PassedJoined", testPassedJoined},
+	{"ForgottenJoined", testForgottenJoined},
 	{"DelayedAtDeathAgain", testDelayedAtDeathAgain},
 	{"DelayedForgotten", testDelayedForgotten},
 	{"DelayedBehindHead", testDelayedBehindHead},
@@ -220,6 +221,29 @@ func testPassedJoined(b *bench) {
 	m.merge(leases, len(b.ledger.Missing(mainDest)))
 	m.die()
 	b.heir().drainAll()
+}
+
+// Leases are joined when Due claims of theirs were just forgotten: what those held
+// comes in front of what was written since.
+func testForgottenJoined(b *bench) {
+	m := b.join()
+	if _, ok := m.s.(store.Merger); !ok {
+		b.t.Skip("not a Merger")
+	}
+	leases := append(m.acquire(32), m.acquire(32)...)
+	b.put(spread(60, 30)...)
+	outcomes := []store.Outcome{pending, waiting(1, 0)}
+	for i, l := range leases {
+		m.lease = l
+		m.settleWith(m.hand(), func(outrider.Record) store.Outcome { return outcomes[i] })
+	}
+	for _, l := range leases {
+		m.lease = l
+		m.s.Forget(m.nextDue())
+	}
+	b.put(spread(60, 30)...)
+	m.lease, _ = m.merge(leases, 120)
+	m.drainAll()
 }
 
 // delayedTwice has a delayed event of key a fall due while a page with another
