@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -16,7 +17,7 @@ import (
 )
 
 type demoCmd struct {
-	For    time.Duration `placeholder:"DURATION" help:"Close the shop after this time. Default: when q is pressed."`
+	For    time.Duration `placeholder:"DURATION" help:"Close the shop after this time. Default: when q is pressed; without a terminal, when it is interrupted."`
 	Script string        `placeholder:"STEPS" help:"What happens, and when: \"2s kill, 4s stop-broker, 6s start-broker, 7s poison, 8s slow, 9s fast\"."`
 	Assert bool          `help:"Fail if anything was lost, out of order, or sent though it was rolled back."`
 	Rate   int           `default:"100" help:"Orders per second, 1 to 1000."`
@@ -64,6 +65,9 @@ func (c *demoCmd) Run(a *app) error {
 		Out:     out, Live: live, Keys: keys, Rate: c.Rate, For: c.For, Script: script,
 	})
 	restore()
+	if errors.Is(err, demo.ErrScript) {
+		return &usageError{err}
+	}
 	if err != nil {
 		return err
 	}

@@ -356,7 +356,7 @@ func TestUsage(t *testing.T) {
 		{"lst"}, {"list", "--kee", "x"}, {"run"}, {"migrate"}, {"migrate", "sql"}, {"dev", "--db", "sqlite:x"},
 		{"dev", "--db", "sqlite:x", "--to", "kafka://h"}, {"dev", "--db", "sqlite:x", "--to", "redis://h/x"},
 		{"dev", "--db", "sqlite:x", "--to", "nats://h:4222/a.{tipe}"}, {"run", "-c", "testdata/absent.yaml"},
-		{"migrate", "sql", "--dialect", "sqlite", "--payload", "json"}, {"migrate", "sql", "--dialect", "postgres", "--set", "rows"}, {"demo", "--script", "2s dance"}, {"demo", "--rate", "0"},
+		{"migrate", "sql", "--dialect", "sqlite", "--payload", "json"}, {"migrate", "sql", "--dialect", "postgres", "--set", "rows"}, {"demo", "--script", "2s dance"}, {"demo", "--for", "2s", "--script", "9s kill"}, {"demo", "--rate", "0"},
 		{"show", "-5", "--db", db}, {"show", "--db", db, "--", "-5"}, {"skip", "3", "--key"}, {"skip", "--key", "-x", "--db", db},
 		{"skip", "--key=-x", "--db", db}, {"migrate", "doorbell", "maybe", "--db", db}, {"migrate", "up", "--payload", "text", "--db", db},
 		{"lst", "-o", "json"}, {"show", "--output=json", "-5"}, {"show", "1", "-o", "json", "--db", db}, {"run", "-c", "testdata/wrong.yaml", "-ojson"},
