@@ -56,3 +56,6 @@ func KnowsDead(s store.Session) bool {
 
 // WarnOf sets the age of transactions from which on they are warned of.
 func WarnOf(s *Store, age time.Duration) { s.oldTx = age }
+
+// CheckVersion is what Open asks of a server's version.
+var CheckVersion = checkVersion

@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -202,13 +203,12 @@ func (s *Store) probe(ctx context.Context) error {
 }
 
 func (s *Store) probeBy(ctx context.Context, q querier) error {
-	var version int
-	if err := q.QueryRow(ctx, `select current_setting('server_version_num')::int`).Scan(&version); err != nil {
+	var number, text string
+	if err := q.QueryRow(ctx, `select current_setting('server_version_num'), current_setting('server_version')`).Scan(&number, &text); err != nil {
 		return fmt.Errorf("pgstore: %w", err)
 	}
-	if version < 140000 {
-		return outrider.WithHint(fmt.Errorf("pgstore: server version %d is too old", version/10000),
-			"PostgreSQL 14 or newer is needed")
+	if err := checkVersion(number, text); err != nil {
+		return err
 	}
 	var typ *string
 	if err := q.QueryRow(ctx, `
@@ -221,6 +221,24 @@ func (s *Store) probeBy(ctx context.Context, q querier) error {
 			"create it with: outrider migrate up --db DSN")
 	}
 	s.sql = newStatements(*typ)
+	return nil
+}
+
+// minVersion of PostgreSQL: 14 is the oldest that the tests and plans are for.
+const minVersion = 140_000
+
+// checkVersion refuses a server that is too old, by server_version_num. The
+// text is for people alone: packagers write what they like into it. A number
+// that is none is no PostgreSQL's, and nothing is known of what it would do.
+func checkVersion(number, text string) error {
+	n, err := strconv.Atoi(number)
+	switch {
+	case err != nil || n <= 0:
+		return outrider.WithHint(fmt.Errorf("pgstore: the server's version %q (server_version_num %q) cannot be understood", text, number),
+			"PostgreSQL 14 or newer is needed, and this does not call itself one")
+	case n < minVersion:
+		return outrider.WithHint(fmt.Errorf("pgstore: PostgreSQL %s is too old", text), "PostgreSQL 14 or newer is needed")
+	}
 	return nil
 }
 

@@ -123,12 +123,11 @@ const minVersion = 3_043_000
 // stand in each other's way.
 func (db *database) probe(ctx context.Context, table, set string) error {
 	var text string
-	var a, b, c int
 	if err := db.row(ctx, []any{&text}, `select sqlite_version()`); err != nil {
 		return explain(fmt.Errorf("sqlitestore: open %s: %w", db.cfg.Path, err))
 	}
-	if n, _ := fmt.Sscanf(text, "%d.%d.%d", &a, &b, &c); n < 2 || a*1_000_000+b*1_000+c < minVersion {
-		return outrider.WithHint(fmt.Errorf("sqlitestore: SQLite %s is too old", text), "this program was linked with an old modernc.org/sqlite: 3.43 or newer is needed")
+	if err := checkVersion(text); err != nil {
+		return err
 	}
 	var mode string
 	err := retry(ctx, db.busy, func() error {
@@ -152,6 +151,21 @@ func (db *database) probe(ctx context.Context, table, set string) error {
 	// A file or folder that may only be read is found out here, not at the
 	// first claim.
 	return db.write(ctx, db.writer, func(*tx) error { return nil })
+}
+
+// checkVersion refuses a SQLite that is too old, by the text that it says of
+// itself. Text that does not begin with two numbers is no release's, and of that
+// nothing is known.
+func checkVersion(text string) error {
+	const hint = "SQLite 3.43 or newer is needed: this program was linked with another modernc.org/sqlite than it was tested with"
+	var a, b, c int
+	switch n, _ := fmt.Sscanf(text, "%d.%d.%d", &a, &b, &c); {
+	case n < 2:
+		return outrider.WithHint(fmt.Errorf("sqlitestore: SQLite's version %q cannot be understood", text), hint)
+	case a*1_000_000+b*1_000+c < minVersion:
+		return outrider.WithHint(fmt.Errorf("sqlitestore: SQLite %s is too old", text), hint)
+	}
+	return nil
 }
 
 func (db *database) close() error {

@@ -98,3 +98,6 @@ func CloseReader(t interface{ Fatal(...any) }, s store.Store) {
 		t.Fatal(err)
 	}
 }
+
+// CheckVersion is what opening a file asks of SQLite's version.
+var CheckVersion = checkVersion

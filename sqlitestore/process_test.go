@@ -47,8 +47,11 @@ func play(role string, args []string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), processLimit)
 	defer cancel()
 	set, path := migrate.Set(args[0]), args[1]
-	if role == "producer" {
+	switch role {
+	case "producer":
 		return produce(ctx, set, path, args[2])
+	case "old":
+		return openOld(ctx, set, path)
 	}
 	return carry(ctx, set, path, args[2])
 }
