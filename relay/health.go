@@ -13,11 +13,17 @@ type Health struct {
 	Renewed time.Duration `json:"renewed_ns"`
 	Starved bool          `json:"starved"`
 
-	// StoreError is why the database cannot be asked at the moment; MaintainError
-	// what its maintenance complains of. Empty: nothing.
-	StoreError    string `json:"store_error,omitempty"`
-	MaintainError string `json:"maintain_error,omitempty"`
-	MaintainHint  string `json:"maintain_hint,omitempty"`
+	// StoreError is why the database cannot be asked at the moment, StoreHint
+	// what to do about it, and StoreFailing for how long that has been so;
+	// MaintainError is what its maintenance complains of. Empty: nothing.
+	StoreError    string        `json:"store_error,omitempty"`
+	StoreHint     string        `json:"store_hint,omitempty"`
+	StoreFailing  time.Duration `json:"store_failing_ns,omitempty"`
+	MaintainError string        `json:"maintain_error,omitempty"`
+	MaintainHint  string        `json:"maintain_hint,omitempty"`
+	// Stuck: something without which nothing is sent, as to claim events of a
+	// destination, has been impossible for 0.6 of Config.Grace.
+	Stuck bool `json:"stuck"`
 
 	Destinations []DestinationHealth `json:"destinations"`
 }
@@ -37,5 +43,6 @@ type DestinationHealth struct {
 	LastSuccess time.Duration `json:"last_success_ns"`
 }
 
-// Ready reports whether the relay is at work: joined, and able to renew.
-func (h Health) Ready() bool { return h.Running && !h.Starved }
+// Ready reports whether the relay is at work: joined, able to renew, and able
+// to ask for events and to write down what became of them.
+func (h Health) Ready() bool { return h.Running && !h.Starved && !h.Stuck }

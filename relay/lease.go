@@ -195,6 +195,9 @@ func (m *membership) balance(ctx context.Context, h *holding) {
 	case lanes > share:
 		m.shrink(h, held, lanes-share)
 	}
+	if lanes >= share {
+		m.relay.troubles.end("acquire " + h.d.Name) // there is nothing to be asked for
+	}
 	if h.op == nil && len(held) > 1 && lanes <= share {
 		m.merge(h, held)
 	}

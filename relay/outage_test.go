@@ -188,7 +188,8 @@ func TestOutageIsSaidOnce(t *testing.T) {
 }
 
 // The database goes away and comes back: one line is logged for each operation,
-// nothing is lost.
+// as it gives no advice by which they were known to have one cause, and nothing
+// is lost.
 func TestDatabaseOutage(t *testing.T) {
 	inWorld(t, memsink.Config{}, func(w *world) {
 		lines := &lineCounter{}

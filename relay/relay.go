@@ -25,12 +25,9 @@ package relay
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/outrider-dev/outrider/store"
 )
 
 // Relay is one relay. Make it with New.
@@ -40,6 +37,7 @@ type Relay struct {
 	dests []*destination
 
 	failures *failures
+	troubles *troubles
 
 	made    time.Time
 	ran     atomic.Bool
@@ -47,10 +45,8 @@ type Relay struct {
 	cutOnce sync.Once
 	keeper  keeper
 
-	// mu guards what Health shows of the store.
 	mu       sync.Mutex
-	maintain error
-	storeErr map[string]error // by operation and destination
+	maintain error // of the latest maintenance, for Health
 
 	workers roster
 	asking  sync.WaitGroup // calls of the store by workers
@@ -67,13 +63,13 @@ func New(cfg Config) (*Relay, error) {
 		return nil, err
 	}
 	r := &Relay{
-		cfg:      c,
-		log:      newLogger(c.Logger),
-		made:     time.Now(),
-		cut:      make(chan struct{}),
-		storeErr: map[string]error{},
+		cfg:  c,
+		log:  newLogger(c.Logger),
+		made: time.Now(),
+		cut:  make(chan struct{}),
 	}
 	r.failures = newFailures(r.log)
+	r.troubles = newTroubles(r.log, r.now)
 	r.keeper.relay = r
 	for _, d := range c.Destinations {
 		r.dests = append(r.dests, newDestination(r, d))
@@ -117,13 +113,11 @@ func (r *Relay) Health() Health {
 	h.Running, h.Relays, h.Renewed = r.keeper.show()
 	h.Starved = h.Running && !r.keeper.fresh()
 	r.mu.Lock()
-	for _, err := range r.storeErr {
-		h.StoreError = err.Error()
-	}
 	if r.maintain != nil {
 		h.MaintainError, h.MaintainHint = r.maintain.Error(), hint(r.maintain)
 	}
 	r.mu.Unlock()
+	r.troubles.show(&h, r.keeper.stale())
 	for _, d := range r.dests {
 		h.Destinations = append(h.Destinations, d.health())
 	}
@@ -207,53 +201,6 @@ func (r *roster) each(f func(*worker)) {
 	defer r.mu.Unlock()
 	for w := range r.all {
 		f(w)
-	}
-}
-
-// storeError notes that the store could not be asked, or that it can again,
-// and says so once.
-func (r *Relay) storeError(dest, op string, err error) {
-	r.noteStoreError(op+" "+dest, dest, op, err)
-}
-
-// claimError does so for claims of a kind: the other may succeed all the while.
-func (r *Relay) claimError(dest string, kind store.Kind, err error) {
-	r.noteStoreError(claimID(dest, kind), dest, "claim", err)
-}
-
-// forgetErrors forgets those of a worker that has ended: its lease is somebody
-// else's to ask for, who notes what comes of it.
-func (r *Relay) forgetErrors(dest string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.storeErr, "settle "+dest)
-	for _, kind := range []store.Kind{store.Fresh, store.Due} {
-		delete(r.storeErr, claimID(dest, kind))
-	}
-}
-
-func claimID(dest string, kind store.Kind) string { return fmt.Sprintf("claim %d %s", kind, dest) }
-
-func (r *Relay) noteStoreError(id, dest, op string, err error) {
-	r.mu.Lock()
-	_, had := r.storeErr[id]
-	if err != nil {
-		r.storeErr[id] = err
-	} else {
-		delete(r.storeErr, id)
-	}
-	r.mu.Unlock()
-	switch {
-	case err != nil:
-		if r.cfg.Hooks.StoreError != nil {
-			r.cfg.Hooks.StoreError(dest, op)
-		}
-		if !had {
-			r.log.Warn("the store cannot be asked; waiting for it", "op", op, "destination", dest,
-				"error", err, "hint", hint(err))
-		}
-	case had:
-		r.log.Info("the store can be asked again", "op", op, "destination", dest)
 	}
 }
 

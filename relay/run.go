@@ -206,6 +206,7 @@ func (r *Relay) maintainNow(ctx context.Context) {
 	if !ok {
 		return
 	}
+	said := false
 	for ctx.Err() == nil {
 		err := w.Maintain(ctx)
 		if ctx.Err() != nil {
@@ -216,9 +217,11 @@ func (r *Relay) maintainNow(ctx context.Context) {
 		r.maintain = err
 		r.mu.Unlock()
 		switch {
-		case err != nil && (was == nil || was.Error() != err.Error()):
+		case err != nil && (was == nil || was.Error() != err.Error()) && !r.troubles.told(err):
+			said = true
 			r.log.Warn("the store's maintenance complains", "error", err, "hint", hint(err))
-		case err == nil && was != nil:
+		case err == nil && said:
+			said = false
 			r.log.Info("the store's maintenance is well again")
 		}
 		sleep(ctx, r.cfg.MaintainEvery)

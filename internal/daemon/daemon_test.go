@@ -221,12 +221,16 @@ func TestReadinessTellsReasons(t *testing.T) {
 		{"not joined", relay.Health{}, false, "the relay has not joined the database, or has left it"},
 		{"starved", relay.Health{Running: true, Starved: true, Renewed: 1500 * time.Millisecond}, false, "leases could not be renewed for 1.5 s; nothing is sent until they are"},
 		{"store away", relay.Health{Running: true, StoreError: "s3cr3t"}, true, "the database cannot be asked: ***"},
+		{"store away, and what to do", relay.Health{Running: true, StoreError: "full", StoreHint: "make room", StoreFailing: time.Second}, true,
+			"the database cannot be asked: full (make room)"},
+		{"stuck", relay.Health{Running: true, Stuck: true, StoreError: "s3cr3t", StoreHint: "grant it", StoreFailing: 2500 * time.Millisecond}, false,
+			"the database cannot be asked for 2.5 s: *** (grant it)"},
 		{"maintenance", relay.Health{Running: true, MaintainError: "no partitions", MaintainHint: "make some"}, true, "maintenance: no partitions (make some)"},
 		{"destination down", relay.Health{Running: true, Destinations: []relay.DestinationHealth{{Name: "k", Circuit: "open", Down: 2 * time.Second, Error: "refused"}}}, true,
 			"destination k has been down for 2.0 s: refused"},
 	} {
 		r := d.sourceReadiness("s", test.h)
-		if got := strings.Join(append(r.Reasons, r.Notes...), "; "); r.Ready != test.ready || got != test.reasons {
+		if got := strings.Join(append(r.Reasons, r.Notes...), "; "); r.Ready != test.ready || r.Ready != (len(r.Reasons) == 0) || got != test.reasons {
 			t.Errorf("%s: ready %v, %q", test.name, r.Ready, got)
 		}
 	}

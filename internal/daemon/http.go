@@ -65,15 +65,14 @@ func (d *Daemon) sourceReadiness(name string, h relay.Health) SourceReadiness {
 	if h.Starved {
 		r.Reasons = append(r.Reasons, fmt.Sprintf("leases could not be renewed for %.1f s; nothing is sent until they are", h.Renewed.Seconds()))
 	}
-	if h.StoreError != "" {
-		r.Notes = append(r.Notes, d.redact("the database cannot be asked: "+h.StoreError))
+	switch {
+	case h.Stuck:
+		r.Reasons = append(r.Reasons, d.redact(fmt.Sprintf("the database cannot be asked for %.1f s: %s", h.StoreFailing.Seconds(), advised(h.StoreError, h.StoreHint))))
+	case h.StoreError != "":
+		r.Notes = append(r.Notes, d.redact("the database cannot be asked: "+advised(h.StoreError, h.StoreHint)))
 	}
 	if h.MaintainError != "" {
-		note := "maintenance: " + h.MaintainError
-		if h.MaintainHint != "" {
-			note += " (" + h.MaintainHint + ")"
-		}
-		r.Notes = append(r.Notes, d.redact(note))
+		r.Notes = append(r.Notes, d.redact("maintenance: "+advised(h.MaintainError, h.MaintainHint)))
 	}
 	for _, x := range h.Destinations {
 		dr := DestinationReadiness{
@@ -90,6 +89,14 @@ func (d *Daemon) sourceReadiness(name string, h relay.Health) SourceReadiness {
 		r.Destinations = append(r.Destinations, dr)
 	}
 	return r
+}
+
+// advised is an error with what to do about it.
+func advised(text, hint string) string {
+	if hint == "" {
+		return text
+	}
+	return text + " (" + hint + ")"
 }
 
 // handler serves the endpoint. It says nothing that has to be kept from who can
