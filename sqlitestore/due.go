@@ -59,6 +59,14 @@ type queue struct {
 	event *row // of x; nil: it is gone
 }
 
+// keyName is "" for what has no key.
+func (q *queue) keyName() string {
+	if q.k == nil {
+		return ""
+	}
+	return q.k.key
+}
+
 // piece is how many records may go together, after a death; 0: any number.
 func (q *queue) piece() int {
 	switch {
@@ -278,7 +286,9 @@ func (b *dueBuilder) queue(found []*dueException) {
 			l.rejoin(k)
 		}
 	}
-	slices.SortStableFunc(b.queues, func(x, y *queue) int { return cmp.Compare(x.since, y.since) })
+	slices.SortStableFunc(b.queues, func(x, y *queue) int {
+		return cmp.Or(cmp.Compare(x.since, y.since), cmp.Compare(x.keyName(), y.keyName()))
+	})
 }
 
 // borrow holds a key back for an exception that has been out of its order, such

@@ -45,6 +45,7 @@ type rowKey struct {
 	head, at, last int64
 	born, wait     int64
 	inHand         bool
+	served         int64 // when it was last part of a Due claim
 }
 
 // ready reports whether nothing is in hand that may hold records of the key.

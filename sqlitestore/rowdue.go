@@ -1,6 +1,7 @@
 package sqlitestore
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"fmt"
@@ -194,7 +195,8 @@ func (b *rowDue) admits(r *rowState) (k *rowKey, ok bool) {
 	return nil, false // it comes with its key
 }
 
-// free are the held keys that have nothing in front.
+// free are the held keys that have nothing in front, those first that have waited
+// longest.
 func (b *rowDue) free() []*rowKey {
 	l := b.l
 	l.mu.Lock()
@@ -211,6 +213,7 @@ func (b *rowDue) free() []*rowKey {
 			out = append(out, k)
 		}
 	}
+	slices.SortFunc(out, func(x, y *rowKey) int { return cmp.Or(cmp.Compare(x.served, y.served), cmp.Compare(x.key, y.key)) })
 	return out
 }
 
@@ -234,6 +237,7 @@ func (b *rowDue) drain(ctx context.Context, k *rowKey, from int64, n int) error 
 	l := b.l
 	l.mu.Lock()
 	to, last := l.read, k.last
+	k.served = b.now
 	l.mu.Unlock()
 	b.c.drained[k.key] = 0
 	n = min(n, b.limit-len(b.c.rows))

@@ -124,6 +124,9 @@ func run(tb testing.TB, t *rapid.T, s *subject) {
 	})
 	m.t = t
 	m.drain()
+	if m.ended != nil {
+		m.ended(m.trace)
+	}
 }
 
 // end leaves nothing behind.

@@ -49,7 +49,9 @@ func onPostgres(t *testing.T) maker {
 	return func(t testing.TB) *subject {
 		p.exec(t, `
 			delete from outbox_events; delete from outbox_leases; delete from outbox_relays;
-			delete from outbox_exceptions; delete from outbox_held_keys; delete from outbox_journal`)
+			delete from outbox_exceptions; delete from outbox_held_keys; delete from outbox_journal;
+			select setval(s, (nextval(s) + 63) / 64 * 64) from pg_get_serial_sequence('outbox_events', 'id') s;
+			select setval(pg_get_serial_sequence('outbox_leases', 'lease'), 1, false)`)
 		return &subject{Store: s, begin: p.begin, kill: p.kill, advance: p.advance, lose: p.lose, calm: p.calm, lazy: ttl/3 + time.Minute, loseAny: true}
 	}
 }

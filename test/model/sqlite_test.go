@@ -27,10 +27,11 @@ func TestSQLite(t *testing.T) {
 	})
 }
 
-// onSQLite makes subjects in one file, emptied between runs. Its clock is the
-// real one, by which events are written, and what the model has added to it.
-// Locks of side files tell of a death only when a process ends, so here the
-// expiry of leases does.
+// onSQLite makes subjects in one file, emptied between runs, each with a store
+// and ids of its own: what has no key goes by its id. Its clock is the real one,
+// by which events are written, and what the model has added to it. Locks of side
+// files tell of a death only when a process ends, so here the expiry of leases
+// does.
 func onSQLite(t *testing.T, set migrate.Set, table string, open func(sqlitestore.Config) (store.Store, error)) maker {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "db")
@@ -38,24 +39,33 @@ func onSQLite(t *testing.T, set migrate.Set, table string, open func(sqlitestore
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = db.Close() })
+	var s store.Store
+	t.Cleanup(func() {
+		if s != nil {
+			_ = s.Close()
+		}
+		_ = db.Close()
+	})
 	if _, err := migrate.Up(t.Context(), db, migrate.Options{Dialect: outrider.SQLite, Set: set}); err != nil {
 		t.Fatal(err)
 	}
 	added := &clock{}
-	s, err := open(sqlitestore.Config{Path: path, Now: func() time.Time { return time.Now().Add(added.Now().Sub(time.Time{})) }})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = s.Close() })
+	cfg := sqlitestore.Config{Path: path, Now: func() time.Time { return time.Now().Add(added.Now().Sub(time.Time{})) }}
 	tables := tablesOf(t, db)
 	return func(t testing.TB) *subject {
-		for _, name := range tables {
+		if s != nil {
+			_ = s.Close()
+		}
+		for _, name := range append(tables, "sqlite_sequence") {
 			if _, err := db.ExecContext(context.Background(), `delete from `+name); err != nil {
 				t.Fatal(err)
 			}
 		}
 		added.now = time.Time{}
+		var err error
+		if s, err = open(cfg); err != nil {
+			t.Fatal(err)
+		}
 		return &subject{Store: s, oneWriter: true, lazy: ttl/3 + time.Minute, advance: added.advance,
 			begin: func(t testing.TB) storetest.Tx {
 				t.Helper()

@@ -38,6 +38,9 @@ type subject struct {
 	// be lost; calm ends that if nothing was asked. nil: not possible.
 	lose func(s store.Session)
 	calm func()
+	// ended, if not nil, is given what a run has logged.
+	ended func(trace []string)
+
 	// loseAny: answers of Acquire, Claim, Release and Merge can be lost too.
 	loseAny bool
 }
