@@ -168,7 +168,13 @@ func checkVersion(text string) error {
 	return nil
 }
 
+// close gives up all connections: the last one puts what is in the WAL into the
+// file. A pool closes those in use when they are given back.
 func (db *database) close() error {
+	db.turn <- struct{}{} // what still writes comes to its end
+	db.writer.giveBack()
+	db.renewer.giveBack()
+	<-db.turn
 	var first error
 	for _, p := range []*sql.DB{db.pool, db.aside.pool, db.renewer.pool, db.writer.pool} {
 		if err := p.Close(); err != nil && first == nil {
@@ -346,9 +352,30 @@ func (w *writer) drop() {
 	if w.conn == nil {
 		return
 	}
+	w.endStmts()
 	_ = w.conn.Raw(func(any) error { return driverErrBadConn })
 	_ = w.conn.Close()
-	w.conn, w.stmts = nil, nil
+	w.conn = nil
+}
+
+// giveBack leaves the connection to its pool.
+func (w *writer) giveBack() {
+	if w.conn == nil {
+		return
+	}
+	w.endStmts()
+	_ = w.conn.Close()
+	w.conn = nil
+}
+
+// endStmts ends the statements before their connection: SQLite keeps it open, and
+// what was begun on it, for as long as there are any, and package sql does not
+// end those of a single connection.
+func (w *writer) endStmts() {
+	for _, s := range w.stmts {
+		_ = s.Close()
+	}
+	w.stmts = nil
 }
 
 func (t *tx) rollback() {

@@ -29,6 +29,19 @@ func LoseAnswer(s store.Session) {
 	}
 }
 
+// DropWriter begins to write, and gives the connection up as one whose state is
+// not known.
+func DropWriter(ctx context.Context, s store.Store) error {
+	w := s.(*Stream).writer
+	if err := w.begin(ctx); err != nil {
+		return err
+	}
+	t := &tx{ctx: ctx, w: w}
+	_, err := t.exec(`update outbox_leases set writes = writes`)
+	w.drop()
+	return err
+}
+
 // Record notes the text of each statement that a store runs from now on. It is
 // called before the store is used.
 func Record(s store.Store) (queries func() []string) {

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/outrider-dev/outrider"
 	"github.com/outrider-dev/outrider/migrate"
@@ -127,4 +128,54 @@ func (db *testDB) exec(t testing.TB, query string, args ...any) {
 	if _, err := db.ExecContext(context.Background(), query, args...); err != nil {
 		t.Fatalf("%s: %v", query, err)
 	}
+}
+
+// A file that has been closed by all is whole by itself: who copies it then need
+// not know of its WAL.
+func TestCloseLeavesTheFileAlone(t *testing.T) {
+	for _, set := range []migrate.Set{migrate.Stream, migrate.Rows} {
+		t.Run(string(set), func(t *testing.T) {
+			db := makeDB(t, set)
+			if err := db.Close(); err != nil {
+				t.Fatal(err)
+			}
+			var s store.Store
+			var err error
+			if cfg := (sqlitestore.Config{Path: db.path}); set == migrate.Rows {
+				s, err = sqlitestore.OpenRows(t.Context(), cfg)
+			} else {
+				s, err = sqlitestore.OpenStream(t.Context(), cfg)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			ses := join(t, s, time.Hour)
+			acquire(t, ses)
+			if _, err := ses.Renew(t.Context(), nil); err != nil {
+				t.Fatal(err)
+			}
+			if err := ses.Leave(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if left, err := filepath.Glob(db.path + "?*"); err != nil || len(left) > 0 {
+				t.Errorf("left beside the file: %v, %v", left, err)
+			}
+		})
+	}
+}
+
+// What was begun on a connection that is given up is in nobody's way.
+func TestDroppedWriterLeavesTheFile(t *testing.T) {
+	db := makeDB(t, migrate.Stream)
+	s := open(t, migrate.Stream, sqlitestore.Config{Path: db.path})
+	if err := sqlitestore.DropWriter(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := impatient(t, db).ExecContext(t.Context(), oneEvent); err != nil {
+		t.Error(err)
+	}
+	acquire(t, join(t, s, time.Hour))
 }
