@@ -3,6 +3,9 @@ package model
 import (
 	"context"
 	"database/sql"
+	"fmt"
+	"io"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -27,45 +30,39 @@ func TestSQLite(t *testing.T) {
 	})
 }
 
-// onSQLite makes subjects in one file, emptied between runs, each with a store
-// and ids of its own: what has no key goes by its id. Its clock is the real one,
-// by which events are written, and what the model has added to it. Locks of side
-// files tell of a death only when a process ends, so here the expiry of leases
-// does.
+// onSQLite makes subjects in files of their own: what has no key goes by its id,
+// so ids begin anew, too. The clock is the real one, by which events are written,
+// and what the model has added to it. Locks of side files tell of a death only
+// when a process ends, so here the expiry of leases does.
 func onSQLite(t *testing.T, set migrate.Set, table string, open func(sqlitestore.Config) (store.Store, error)) maker {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "db")
-	db, err := sql.Open("sqlite", path+"?_pragma=busy_timeout(60000)&_pragma=journal_mode(wal)&_pragma=synchronous(off)&_txlock=immediate")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var s store.Store
-	t.Cleanup(func() {
-		if s != nil {
-			_ = s.Close()
+	dir := t.TempDir()
+	empty := emptyDB(t, filepath.Join(dir, "empty"), set)
+	var last []io.Closer
+	done := func() {
+		for _, c := range last {
+			_ = c.Close()
 		}
-		_ = db.Close()
-	})
-	if _, err := migrate.Up(t.Context(), db, migrate.Options{Dialect: outrider.SQLite, Set: set}); err != nil {
-		t.Fatal(err)
+		last = nil
 	}
-	added := &clock{}
-	cfg := sqlitestore.Config{Path: path, Now: func() time.Time { return time.Now().Add(added.Now().Sub(time.Time{})) }}
-	tables := tablesOf(t, db)
+	t.Cleanup(done)
+	n := 0
 	return func(t testing.TB) *subject {
-		if s != nil {
-			_ = s.Close()
-		}
-		for _, name := range append(tables, "sqlite_sequence") {
-			if _, err := db.ExecContext(context.Background(), `delete from `+name); err != nil {
-				t.Fatal(err)
-			}
-		}
-		added.now = time.Time{}
-		var err error
-		if s, err = open(cfg); err != nil {
+		done()
+		_ = os.Remove(filepath.Join(dir, fmt.Sprint(n)))
+		n++
+		path := filepath.Join(dir, fmt.Sprint(n))
+		if err := os.WriteFile(path, empty, 0o600); err != nil {
 			t.Fatal(err)
 		}
+		db := openDB(t, path)
+		last = append(last, db)
+		added := &clock{}
+		s, err := open(sqlitestore.Config{Path: path, Now: func() time.Time { return time.Now().Add(added.Now().Sub(time.Time{})) }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		last = append(last, s)
 		return &subject{Store: s, oneWriter: true, lazy: ttl/3 + time.Minute, advance: added.advance,
 			begin: func(t testing.TB) storetest.Tx {
 				t.Helper()
@@ -78,25 +75,28 @@ func onSQLite(t *testing.T, set migrate.Set, table string, open func(sqlitestore
 	}
 }
 
-// tablesOf lists the outbox's tables.
-func tablesOf(t *testing.T, db *sql.DB) []string {
+func openDB(t testing.TB, path string) *sql.DB {
 	t.Helper()
-	rows, err := db.QueryContext(t.Context(), `select name from sqlite_master where type = 'table' and name like 'outbox_%'
-		and name not like '%migrations%' and name not like '%schema%'`)
+	db, err := sql.Open("sqlite", path+"?_pragma=busy_timeout(60000)&_pragma=journal_mode(wal)&_pragma=synchronous(off)&_txlock=immediate")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer rows.Close()
-	var out []string
-	for rows.Next() {
-		var name string
-		if err := rows.Scan(&name); err != nil {
-			t.Fatal(err)
-		}
-		out = append(out, name)
-	}
-	if err := rows.Err(); err != nil {
+	return db
+}
+
+// emptyDB is an outbox without events.
+func emptyDB(t *testing.T, path string, set migrate.Set) []byte {
+	t.Helper()
+	db := openDB(t, path)
+	if _, err := migrate.Up(t.Context(), db, migrate.Options{Dialect: outrider.SQLite, Set: set}); err != nil {
 		t.Fatal(err)
 	}
-	return out
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
 }
