@@ -1,6 +1,8 @@
 package pgstore_test
 
 import (
+	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/outrider-dev/outrider/pgstore"
@@ -61,5 +63,38 @@ func TestColumnsWrittenByHand(t *testing.T) {
 	}
 	if _, err := h.db.Exec(`insert into outbox_events (id, aggregate_type, aggregate_id, event_type) values (-7, 'a', 'k', 'T')`); err == nil {
 		t.Error("a negative id was taken")
+	}
+}
+
+// Behind rows with ids near the end of all numbers a backlog is walked along the
+// primary key as before, and not looked up and sorted anew for each page: of
+// 300,000 events that took 29 s instead of 0.7.
+func TestBacklogBelowAFarID(t *testing.T) {
+	x := newSole(t, store.ClaimParams{MaxRecords: 7})
+	far := func(from, n int) (keys []string) {
+		for i := from; i < from+n; i++ {
+			keys = append(keys, fmt.Sprint("far", i))
+		}
+		x.exec(`insert into outbox_events (id, aggregate_type, aggregate_id, event_type)
+			select 4611686018427387904 + n::bigint * 1000000000, 'a', 'far' || n, 'T' from generate_series($1::int, $2::int) n`, from, from+n-1)
+		return keys
+	}
+	far(1, 2)
+	x.publish(2)
+	pgstore.WalkOnly(x.store)
+	for round := range 2 {
+		var want []string
+		for i := range 40 {
+			want = append(want, fmt.Sprint(round, "-", i))
+		}
+		x.add(want...)
+		// Above and below the last that has been read, more than a page of them.
+		want = append(want, far(10*(2-round), 10)...)
+		if got := x.publish(len(want)); !slices.Equal(got, want) {
+			t.Fatalf("%v came, want %v", got, want)
+		}
+	}
+	if got := x.round(store.Outcome{State: store.Published}); len(got) > 0 {
+		t.Errorf("%v came again", got)
 	}
 }

@@ -301,8 +301,18 @@ func (l *lease) readWindow(ctx context.Context, p store.ClaimParams, pos positio
 	}
 	found := st.takeBatch()
 	var err error
-	switch behind := pos.hi - from; {
-	case behind <= 0:
+	behind := pos.hi - from
+	if behind > walk {
+		// hi may be an id that somebody chose, with nothing to be walked over
+		// between it and the ids that have been given out.
+		var given mark
+		if given, err = st.given(ctx); err != nil {
+			return nil, fmt.Errorf("pgstore: read lease %d: %w", l.ID, err)
+		}
+		behind = min(pos.hi, given.top) - from
+	}
+	switch {
+	case from >= pos.hi:
 		err = l.query(ctx, found, st.sql.newer, mask(l.Lanes), inline(p), from, pos.top, pos.target.text, p.MaxRecords+1)
 	case behind <= walk:
 		err = l.query(ctx, found, st.sql.again, mask(l.Lanes), inline(p), from, pos.top, pos.target.text, pos.base.text, p.MaxRecords+1)

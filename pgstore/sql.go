@@ -19,6 +19,7 @@ type statements struct {
 	due    string // due exceptions
 	one    string // one row
 	unseen string // rows of a window that are not among those seen
+	given  string // the last id given out, and rows with ids beyond it, from the highest on
 	behind string // rows that a position has left behind without their ids having been there
 	large  string // payloads left out of the above for their size
 }
@@ -131,10 +132,14 @@ func newStatements(payload string) statements {
 			  and not exists (select from unnest($6::bigint[]) as seen(id) where seen.id = e.id)
 			limit 100`,
 
+		given: `with last as materialized (select case when is_called then last_value else 0 end as id from outbox_events_id_seq)
+			select id, array(select e.id from outbox_events e where e.id > (select id from last) order by e.id desc limit ` +
+			strconv.Itoa(sweepFar+1) + `) from last`,
+
 		behind: `select e.id from (
 				select id, tx_id, lane, coalesce(event_key, aggregate_id) as key
 				from outbox_events where id > $2 order by id limit ` + strconv.Itoa(sweepRows) + `) e
-			where ` + inLanes + `
+			where ` + inLanes + ` and e.id <> all(coalesce($5::bigint[], '{}'))
 			  and (pg_visible_in_snapshot(e.tx_id, $3::pg_snapshot) or e.tx_id >= pg_snapshot_xmax(pg_current_snapshot()))
 			  and not exists (select from outbox_held_keys h where h.destination = $4 and h.event_key = e.key)
 			limit 100`,

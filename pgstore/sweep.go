@@ -18,11 +18,12 @@ type sample struct {
 }
 
 // mark is a place that a lease had reached: all visible in base was done, and
-// no row of it had an id beyond top.
+// no row of it had an id beyond top but those in far.
 type mark struct {
 	lanes store.LaneSet
 	base  string
 	top   int64
+	far   []int64 // rows whose ids somebody chose, beyond those given out
 }
 
 // watched is what a lease keeps for the next sweep.
@@ -36,6 +37,7 @@ type watched struct {
 const (
 	sampleMost = 10_000 // rows of a window that is sampled; larger ones are left out
 	sweepRows  = 10_000 // rows behind a mark that are looked at
+	sweepFar   = 100    // rows beyond the ids given out that are noted one by one
 )
 
 // note adds a page that has been settled to the sample of its window. Called
@@ -92,7 +94,7 @@ func (l *lease) sweep(ctx context.Context) ([]int64, error) {
 	l.mu.Lock()
 	whole, last := l.watched.whole, l.watched.mark
 	l.watched.whole, l.watched.mark, l.watched.wanted = nil, nil, true
-	next := &mark{lanes: l.Lanes, base: l.done.base.text}
+	lanes, base := l.Lanes, l.done.base.text
 	l.mu.Unlock()
 	var found []int64
 	look := func(sql string, args ...any) error {
@@ -126,17 +128,28 @@ func (l *lease) sweep(ctx context.Context) ([]int64, error) {
 		}
 	}
 	if last != nil {
-		if err := look(st.sql.behind, mask(last.lanes), last.top, last.base, l.Destination); err != nil {
+		if err := look(st.sql.behind, mask(last.lanes), last.top, last.base, l.Destination, last.far); err != nil {
 			return nil, err
 		}
 	}
-	// Read after base was: what is visible in base had its id by now.
-	err := st.pool.QueryRow(ctx, `select greatest((select case when is_called then last_value else 0 end from outbox_events_id_seq), (select max(id) from outbox_events))`).Scan(&next.top)
+	// Asked after base was read: what is visible in base had its id by now.
+	next, err := st.given(ctx)
 	if err != nil {
 		return nil, err
 	}
+	next.lanes, next.base = lanes, base
 	l.mu.Lock()
-	l.watched.mark = next
+	l.watched.mark = &next
 	l.mu.Unlock()
 	return found, nil
+}
+
+// given looks up how far ids have been given out. Those that somebody chose are
+// no measure of it: above one near the end of all numbers nothing ever comes.
+func (s *Store) given(ctx context.Context) (m mark, err error) {
+	err = s.pool.QueryRow(ctx, s.sql.given).Scan(&m.top, &m.far)
+	if n := len(m.far); n > sweepFar { // nobody takes them from the sequence
+		m.top, m.far = m.far[n-1], m.far[:n-1]
+	}
+	return m, err
 }
