@@ -180,13 +180,34 @@ func (l *lease) readSingles(ctx context.Context, p store.ClaimParams) (found []s
 		}
 	}
 	l.mu.Unlock()
-	res, err := l.ses.st.pool.Query(ctx, l.ses.st.sql.due, mask(l.Lanes), inline(p), l.Destination, inHand, p.MaxRecords+1, unready)
-	if err != nil {
+	var out []single
+	var b pgx.Batch
+	b.Queue(l.ses.st.sql.due, mask(l.Lanes), inline(p), l.Destination, inHand, p.MaxRecords+1, unready).
+		Query(func(r pgx.Rows) (err error) {
+			out, more, err = l.singles(r, p.MaxRecords)
+			return err
+		})
+	if err := l.ses.st.readEvents(ctx, &b); err != nil {
 		return nil, false, fmt.Errorf("pgstore: read due exceptions of lease %d: %w", l.ID, err)
 	}
+	rows := make([]row, len(out))
+	for i := range out {
+		rows[i] = out[i].row
+	}
+	if n := cut(rows, p.MaxBytes); n < len(out) {
+		out, more = out[:n], true
+	}
+	rows = rows[:len(out)]
+	if err := l.ses.st.fetchLarge(ctx, rows); err != nil {
+		return nil, false, err
+	}
+	return out, more, nil
+}
+
+// singles takes due exceptions from a result, up to limit or to what goes
+// together.
+func (l *lease) singles(res pgx.Rows, limit int) (out []single, more bool, err error) {
 	defer res.Close()
-	var out []single
-	limit := p.MaxRecords
 	for res.Next() {
 		s := single{row: row{rec: &outrider.Record{}}}
 		v, err := l.reader.scan(res, &s.row)
@@ -203,27 +224,11 @@ func (l *lease) readSingles(ctx context.Context, p store.ClaimParams) (found []s
 			limit = min(limit, s.together)
 		}
 		if len(out) >= limit {
-			more = true
-			break
+			return out, true, nil
 		}
 		out = append(out, s)
 	}
-	res.Close()
-	if err := res.Err(); err != nil {
-		return nil, false, fmt.Errorf("pgstore: read due exceptions of lease %d: %w", l.ID, err)
-	}
-	rows := make([]row, len(out))
-	for i := range out {
-		rows[i] = out[i].row
-	}
-	if n := cut(rows, p.MaxBytes); n < len(out) {
-		out, more = out[:n], true
-	}
-	rows = rows[:len(out)]
-	if err := l.ses.st.fetchLarge(ctx, rows); err != nil {
-		return nil, false, err
-	}
-	return out, more, nil
+	return out, false, res.Err()
 }
 
 // number reads a binary int4 or int8.
@@ -322,7 +327,7 @@ func (l *lease) readDrains(ctx context.Context, p store.ClaimParams, d *due, sin
 		b.Queue(l.ses.st.sql.key, mask(l.Lanes), inline(p), k.key, max(k.at, k.head), k.target.text, k.base.text, share+1).
 			Query(func(r pgx.Rows) error { return l.reader.rows(r, &found[i], 0) })
 	}
-	if err := l.ses.st.pool.SendBatch(ctx, &b).Close(); err != nil {
+	if err := l.ses.st.readEvents(ctx, &b); err != nil {
 		return fmt.Errorf("pgstore: read held keys of lease %d: %w", l.ID, err)
 	}
 	cuts, err := l.cutDrains(ctx, p, keys, found, share, bytes, len(singles) > 0)

@@ -70,6 +70,7 @@ func TestPlans(t *testing.T) {
 				{"rows behind a position", s.sql.behind, fmt.Sprintf(`-1, %d, %s, 'd', '{}'`, hi, q(snap)), few},
 				{"rows behind an old position", s.sql.behind, fmt.Sprintf(`-1, 0, %s, 'd', '{}'`, all), 4 * sweepRows},
 				{"the last id given out", s.sql.given, ``, few},
+				{"which partitions there are", setSQL, ``, 60},
 				{"due exceptions", s.sql.due, `-1, 4096, 'd', '{}', 1000, '{}'`, few},
 			} {
 				plan, pages := explain(t, conn.Conn(), c.sql, c.args)

@@ -2,6 +2,7 @@ package pgstore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -25,6 +26,16 @@ func (ses *session) Claim(ctx context.Context, p store.ClaimParams) (*store.Clai
 	if err := l.whereabouts(ctx); err != nil {
 		return nil, err
 	}
+	for range changes {
+		c, err := l.claim(ctx, p)
+		if !errors.Is(err, errSetChanged) {
+			return c, err
+		}
+	}
+	return nil, errSetChanged
+}
+
+func (l *lease) claim(ctx context.Context, p store.ClaimParams) (*store.Claim, error) {
 	if p.Kind == store.Due {
 		return l.claimDue(ctx, p)
 	}
@@ -343,11 +354,9 @@ const walk = 500_000
 
 // query reads rows behind those there are.
 func (l *lease) query(ctx context.Context, b *batch, sql string, args ...any) error {
-	res, err := l.ses.st.pool.Query(ctx, sql, args...)
-	if err != nil {
-		return err
-	}
-	return l.reader.rows(res, b, l.size)
+	var q pgx.Batch
+	q.Queue(sql, args...).Query(func(r pgx.Rows) error { return l.reader.rows(r, b, l.size) })
+	return l.ses.st.readEvents(ctx, &q)
 }
 
 // readAgain reads a page that was in hand before, or the next piece of it.
@@ -618,8 +627,8 @@ func (l *lease) readOnly(ctx context.Context, queries ...func(*pgx.Batch)) error
 	for _, q := range queries {
 		q(&b)
 	}
-	b.Queue(`commit`)
-	return l.ses.st.pool.SendBatch(ctx, &b).Close()
+	b.Queue(`commit`) // what partitions there are is asked behind it: this snapshot may be older than the reading
+	return l.ses.st.readEvents(ctx, &b)
 }
 
 func cmpInt(a, b int64) int {

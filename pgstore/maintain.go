@@ -2,7 +2,6 @@ package pgstore
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"time"
@@ -11,12 +10,6 @@ import (
 
 	"github.com/outrider-dev/outrider"
 )
-
-// partition is a range of ids.
-type partition struct {
-	name string
-	from *int64 // nil: without beginning
-}
 
 // fewIDs are so few that their end is in sight.
 const fewIDs = 1_000_000_000
@@ -38,9 +31,9 @@ func (s *Store) Maintain(ctx context.Context) error {
 	if err := s.compact(ctx); err != nil {
 		return err
 	}
-	last, err := s.view().lastPartition(ctx)
+	_, parts, err := s.view().partitions(ctx)
 	if err != nil {
-		return err
+		return fmt.Errorf("pgstore: %w", err)
 	}
 	var seq int64
 	if err := s.pool.QueryRow(ctx, `select last_value from outbox_events_id_seq`).Scan(&seq); err != nil {
@@ -50,10 +43,8 @@ func (s *Store) Maintain(ctx context.Context) error {
 		return outrider.WithHint(fmt.Errorf("pgstore: the ids of outbox_events run out: the sequence outbox_events_id_seq stands at %d, %d are left", seq, left),
 			"no insert works after the last. Somebody has set the sequence that far: begin anew in tables of another schema, before it ends")
 	}
-	var from int64
-	if last.from != nil {
-		from = *last.from
-	}
+	end := last(parts)
+	from := max(0, end.from)
 	// The border lies ahead of the sequence by a whole partition's half at
 	// least, so that no open transaction holds an id beyond it.
 	size := s.cfg.PartitionSize
@@ -64,7 +55,7 @@ func (s *Store) Maintain(ctx context.Context) error {
 	if border < seq { // close to the end of the numbers: one partition is enough
 		return nil
 	}
-	if err := s.splitLast(ctx, last, border); err != nil {
+	if err := s.splitLast(ctx, end, border); err != nil {
 		return outrider.WithHint(fmt.Errorf("pgstore: make a partition ahead, from id %d: %w", border, err),
 			"events still fit the last partition; it only grows. The relay's role needs to own the tables for this; another way is to have their owner attach partitions by hand")
 	}
@@ -118,32 +109,6 @@ func (s *Store) noteSeen(ctx context.Context) error {
 	return nil
 }
 
-// errNoLastPartition: inserts beyond the last partition will fail.
-var errNoLastPartition = outrider.WithHint(errors.New("pgstore: no partition of outbox_events reaches to MAXVALUE"),
-	"an insert beyond the last one will fail: attach one, for values from (the last one's end) to (maxvalue)")
-
-// lastPartition is the one that reaches to the end.
-func (v view) lastPartition(ctx context.Context) (*partition, error) {
-	var p partition
-	var bound string
-	err := v.q.QueryRow(ctx, `
-		select c.relname, pg_get_expr(c.relpartbound, c.oid)
-		from pg_inherits i join pg_class c on c.oid = i.inhrelid
-		where i.inhparent = 'outbox_events'::regclass
-		  and pg_get_expr(c.relpartbound, c.oid) like '%TO (MAXVALUE)'`).Scan(&p.name, &bound)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return nil, errNoLastPartition
-	}
-	if err != nil {
-		return nil, fmt.Errorf("pgstore: %w", err)
-	}
-	var from int64
-	if n, _ := fmt.Sscanf(bound, "FOR VALUES FROM ('%d') TO (MAXVALUE)", &from); n == 1 {
-		p.from = &from
-	}
-	return &p, nil
-}
-
 // splitLast closes the last partition at border and makes a new last one. The
 // check that makes attaching it free of a scan is validated beforehand, so that
 // the strong lock is held for an instant; who is in its way makes it give up
@@ -157,10 +122,6 @@ func (s *Store) splitLast(ctx context.Context, last *partition, border int64) er
 	name := pgx.Identifier{last.name}.Sanitize()
 	next := pgx.Identifier{fmt.Sprintf("outbox_events_p%d", border)}.Sanitize()
 	check := pgx.Identifier{last.name + "_bound"}.Sanitize()
-	from := "minvalue"
-	if last.from != nil {
-		from = itoa(*last.from)
-	}
 	run := func(sql string) error { _, err := conn.Exec(ctx, sql); return err }
 	if err := run(fmt.Sprintf(`begin; set local lock_timeout = '2s';
 		select pg_advisory_xact_lock(hashtextextended('outrider partitions', 0));
@@ -179,7 +140,7 @@ func (s *Store) splitLast(ctx context.Context, last *partition, border int64) er
 		create table %[4]s partition of outbox_events for values from (%[3]d) to (maxvalue)
 			with (autovacuum_vacuum_insert_scale_factor = 0.05, vacuum_truncate = off);
 		alter table %[1]s drop constraint %[5]s;
-		commit`, name, from, border, next, check))
+		commit`, name, last.start(), border, next, check))
 	if err != nil {
 		_ = run(`rollback`)
 		_ = run(fmt.Sprintf(`alter table %s drop constraint if exists %s`, name, check))

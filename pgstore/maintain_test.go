@@ -16,7 +16,7 @@ import (
 	"github.com/outrider-dev/outrider/store"
 )
 
-func partitions(t *testing.T, db *sql.DB) []string {
+func partitions(t testing.TB, db *sql.DB) []string {
 	t.Helper()
 	rows, err := db.Query(`select pg_get_expr(c.relpartbound, c.oid) from pg_inherits i join pg_class c on c.oid = i.inhrelid
 		where i.inhparent = 'outbox_events'::regclass order by c.oid`)

@@ -257,5 +257,10 @@ func (s *Store) fetchLarge(ctx context.Context, rows []row) error {
 	if err != nil {
 		return fmt.Errorf("pgstore: read large payloads: %w", err)
 	}
+	for i := range rows {
+		if rows[i].large {
+			return fmt.Errorf("pgstore: read large payloads: row %d went away while it was read", rows[i].id)
+		}
+	}
 	return nil
 }

@@ -40,6 +40,11 @@ func (s *Store) Rebase(ctx context.Context, dry bool) (store.RebaseReport, error
 		if err := nobodyAtWork(ctx, tx); err != nil {
 			return err
 		}
+		// What is pending in a partition that is missing would not be counted,
+		// and its rows would keep the old cluster's transaction ids.
+		if _, _, err := (view{s, tx}).partitions(ctx); err != nil {
+			return err
+		}
 		// Taken before this transaction has an id, which is beyond it then:
 		// a snapshot does not list its own transaction as open.
 		var base string

@@ -55,6 +55,9 @@ func (s *Store) Join(ctx context.Context, p store.JoinParams) (store.Session, er
 	if err := s.view().checkSource(ctx); err != nil {
 		return nil, err
 	}
+	if err := s.checkPartitions(ctx); err != nil {
+		return nil, fmt.Errorf("pgstore: %w", err)
+	}
 	ses := &session{st: s, params: p, gone: map[int64]departed{}}
 	ses.leases.m = map[int64]*lease{}
 	for _, d := range p.Destinations {

@@ -2,8 +2,6 @@ package pgstore
 
 import (
 	"context"
-	"errors"
-	"strings"
 
 	"github.com/outrider-dev/outrider"
 	"github.com/outrider-dev/outrider/store"
@@ -24,18 +22,13 @@ func (v view) storage(ctx context.Context, out *store.Status) error {
 	if err != nil {
 		return err
 	}
-	last, err := v.lastPartition(ctx)
-	switch {
-	case errors.Is(err, errNoLastPartition):
-		s.LastPartitionIDs = -1
-		out.Warnings = append(out.Warnings, strings.TrimPrefix(err.Error(), "pgstore: ")+"; "+outrider.Hint(err))
-		return nil
-	case err != nil:
-		return err
-	case last.from == nil:
-		s.LastPartitionIDs = lastID
-	default:
-		s.LastPartitionIDs = max(0, lastID-*last.from)
+	_, parts, err := v.partitions(ctx)
+	if err != nil {
+		out.Warnings = append(out.Warnings, err.Error()+"; "+outrider.Hint(err))
+	}
+	s.LastPartitionIDs = -1
+	if end := last(parts); end != nil {
+		s.LastPartitionIDs = max(0, lastID-max(0, end.from))
 	}
 	return nil
 }

@@ -104,6 +104,8 @@ type Store struct {
 	pool *pgxpool.Pool
 	sql  statements
 	rows chan []row // spare ones, see takeBatch
+	// parts is what partitions there were when none was missing.
+	parts partitionsKnown
 	// oldTx is the age of transactions that are warned of.
 	oldTx time.Duration
 }

@@ -48,6 +48,9 @@ create table outbox_source (
     -- and the sequence never fall again unless it was restored.
     seen_xid          xid8        not null,
     seen_id           bigint      not null,
+    -- Events with lower ids may be gone with their partitions: no destination
+    -- needs them. A partition that is missing from here on stops the relays.
+    first_id          bigint      not null default 1,
     created_at        timestamptz not null default clock_timestamp()
 );
 
