@@ -48,6 +48,12 @@ crash: servers ## kill -9: 30 times in 50,000 events with Kafka, 20 in 20,000 wi
 	@eval "$$(scripts/servers env)" && OUTRIDER_CRASH=long OUTRIDER_TEST_REQUIRE=1 \
 		$(GO) test -count=1 -timeout=1h -v $(ARGS) ./test/chaos
 
+# Sizes of the tables over time, printed; the short form is part of the tests.
+.PHONY: sizes
+sizes: servers ## sizes beside a forgotten transaction and a standby with feedback: make sizes EVENTS=1000000
+	@eval "$$(scripts/servers env)" && OUTRIDER_SIZES_EVENTS=$(or $(EVENTS),1000000) OUTRIDER_TEST_REQUIRE=1 \
+		$(GO) test -count=1 -timeout=4h -v -run SizesBeside $(ARGS) ./pgstore
+
 # Nothing in the tree is changed: the compiler is given other files.
 .PHONY: bite
 bite: servers ## take out of the code what its tests hold, line by line, and see each test fail: make bite ARGS='-only 5'

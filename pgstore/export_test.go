@@ -62,3 +62,19 @@ var CheckVersion = checkVersion
 
 // WalkOnly has windows fail that are not read along the primary key.
 func WalkOnly(s *Store) { s.sql.older = `select 'looked up page by page'::bigint` }
+
+// HotBounds sets the sizes up to which tables may grow that are written again
+// and again, until the test ends, and gives all of them.
+func HotBounds(t testing.TB, bounds map[string]int64) map[string]int64 {
+	t.Helper()
+	all := map[string]int64{}
+	for i := range hot {
+		if n, ok := bounds[hot[i].table]; ok {
+			was := hot[i].bytes
+			hot[i].bytes = n
+			t.Cleanup(func() { hot[i].bytes = was })
+		}
+		all[hot[i].table] = hot[i].bytes
+	}
+	return all
+}
