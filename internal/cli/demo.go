@@ -19,7 +19,7 @@ import (
 type demoCmd struct {
 	For    time.Duration `placeholder:"DURATION" help:"Close the shop after this time. Default: when q is pressed; without a terminal, when it is interrupted."`
 	Script string        `placeholder:"STEPS" help:"What happens, and when: \"2s kill, 4s stop-broker, 6s start-broker, 7s poison, 8s slow, 9s fast\"."`
-	Assert bool          `help:"Fail if anything was lost, out of order, or sent though it was rolled back."`
+	Assert bool          `help:"Fail if anything was lost, out of order, or sent though it was rolled back, or if the first event took more than 30 s with nothing killed or stopped."`
 	Rate   int           `default:"100" help:"Orders per second, 1 to 1000."`
 }
 
@@ -31,10 +31,11 @@ func (*demoCmd) Help() string {
 
 type demoView struct {
 	demo.Report
-	P50 float64 `json:"latency_p50_seconds"`
-	P95 float64 `json:"latency_p95_seconds"`
-	P99 float64 `json:"latency_p99_seconds"`
-	OK  bool    `json:"ok"`
+	First float64 `json:"first_delivery_seconds"` // from the start; 0: none
+	P50   float64 `json:"latency_p50_seconds"`
+	P95   float64 `json:"latency_p95_seconds"`
+	P99   float64 `json:"latency_p99_seconds"`
+	OK    bool    `json:"ok"`
 }
 
 func (c *demoCmd) Run(a *app) error {
@@ -72,7 +73,7 @@ func (c *demoCmd) Run(a *app) error {
 		return err
 	}
 	verdict := report.Verdict()
-	view := demoView{report, seconds(report.P50), seconds(report.P95), seconds(report.P99), verdict == nil}
+	view := demoView{report, seconds(report.First), seconds(report.P50), seconds(report.P95), seconds(report.P99), verdict == nil}
 	if err := a.print(view, func(w io.Writer) { writeDemo(w, view) }, ""); err != nil {
 		return err
 	}
@@ -89,6 +90,9 @@ func writeDemo(w io.Writer, v demoView) {
 		[]string{"given up", fmt.Sprint(v.Skipped), "duplicates", fmt.Sprint(v.Duplicates)},
 		[]string{"rolled back", fmt.Sprint(v.RolledBack), "of them sent", fmt.Sprint(v.Ghosts)},
 	)
+	if v.First > 0 {
+		fmt.Fprintf(w, "the first event was delivered %.1f s after the start\n", v.First)
+	}
 	fmt.Fprintf(w, "the relay was killed %s, the broker stopped %s\n", times(v.Kills), times(v.Outages))
 	fmt.Fprint(w, `
 The same on your own database:

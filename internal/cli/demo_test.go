@@ -23,7 +23,7 @@ func TestDemo(t *testing.T) {
 	if err := json.Unmarshal(out.Bytes(), &v); err != nil {
 		t.Fatalf("%v: %s", err, out.String())
 	}
-	if !v.OK || v.Kills != 1 || v.Outages != 2 || v.Skipped != 1 || v.Committed == 0 || v.RolledBack == 0 || v.Delivered+v.Skipped != v.Committed {
+	if !v.OK || v.Kills != 1 || v.Outages != 2 || v.Skipped != 1 || v.Committed == 0 || v.RolledBack == 0 || v.First <= 0 || v.Delivered+v.Skipped != v.Committed {
 		t.Errorf("%+v\n%s", v, log.String())
 	}
 	for _, line := range []string{"kill -9 of the relay", "is started again", "is FAILED (oversize) and blocks customer-", "outrider skip ", "the broker is back"} {

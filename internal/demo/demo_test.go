@@ -76,6 +76,34 @@ func TestLedger(t *testing.T) {
 	}
 }
 
+// The first event has to come in time, unless somebody was in its way.
+func TestFirstDeliveryInTime(t *testing.T) {
+	at := func(d time.Duration) *demo {
+		l := play("a1+")
+		l.deliver("a1", now.Add(d))
+		return &demo{ledger: l, began: now}
+	}
+	for _, test := range []struct {
+		first time.Duration
+		kills int
+		ok    bool
+	}{{time.Second, 0, true}, {firstWithin, 0, true}, {firstWithin + 1, 0, false}, {firstWithin + 1, 1, true}} {
+		r := at(test.first).report()
+		r.Kills = test.kills
+		if err := r.Verdict(); r.First != test.first || (err == nil) != test.ok {
+			t.Errorf("first after %v, kills %d: reported %v, verdict %v", test.first, test.kills, r.First, err)
+		}
+	}
+	if r := (&demo{ledger: play("a1+"), began: now}).report(); r.First != 0 {
+		t.Errorf("none came: reported %v", r.First)
+	}
+	d := at(time.Second)
+	d.ledger.deliver("a1", now.Add(time.Hour))
+	if r := d.report(); r.First != time.Second {
+		t.Errorf("a repetition counts: %v", r.First)
+	}
+}
+
 // An event may arrive before the commit has returned, and before a roll-back
 // has, which would be a broken promise.
 func TestLedgerBeforeTheCommitReturns(t *testing.T) {

@@ -21,6 +21,7 @@ type ledger struct {
 	ghosts     int // delivered though rolled back, or never placed
 	skipped    int // poison, given up by the operator
 	waiting    map[*event]bool
+	first      time.Time       // of the first delivery; zero: there was none
 	latencies  []time.Duration // a ring
 	next       int
 }
@@ -120,6 +121,9 @@ func (l *ledger) deliver(id string, now time.Time) {
 	}
 	e.delivered = true
 	l.delivered++
+	if l.first.IsZero() {
+		l.first = now
+	}
 	delete(l.waiting, e)
 	l.latency(now.Sub(e.begun))
 	k := l.key(e.key)
@@ -162,6 +166,9 @@ type Report struct {
 	Kills      int `json:"relay_kills"`
 	Outages    int `json:"broker_stops"`
 
+	// First is from the start to the first delivery. 0: there was none.
+	First time.Duration `json:"-"`
+
 	P50 time.Duration `json:"-"`
 	P95 time.Duration `json:"-"`
 	P99 time.Duration `json:"-"`
@@ -183,6 +190,13 @@ func (l *ledger) report() Report {
 		r.P50, r.P95, r.P99 = sorted[n/2], sorted[n*95/100], sorted[n*99/100]
 	}
 	return r
+}
+
+// firstDelivery is when the first event came; zero: none has.
+func (l *ledger) firstDelivery() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.first
 }
 
 // behind is how many committed events of a key have not been delivered.
