@@ -300,10 +300,9 @@ func (l *lease) readWindow(ctx context.Context, p store.ClaimParams, pos positio
 	st := l.ses.st
 	from := pos.at
 	if from == 0 && pos.hi > 0 {
-		var first int64
-		err := st.pool.QueryRow(ctx, st.sql.first, pos.base.xmax, pos.base.xipText(), pos.hi).Scan(&first)
+		first, err := l.lowest(ctx, pos)
 		if err != nil {
-			return nil, fmt.Errorf("pgstore: read lease %d: %w", l.ID, err)
+			return nil, err
 		}
 		from = pos.hi
 		if first > 0 {
@@ -404,11 +403,23 @@ func bytesOf(rows []row) int {
 	return sum
 }
 
+// lowest is the lowest id among a window's rows up to hi, 0 if there are none.
+func (l *lease) lowest(ctx context.Context, pos position) (int64, error) {
+	return l.readID(ctx, l.ses.st.sql.first, pos.base.xmax, pos.base.xipText(), pos.hi)
+}
+
 // highest is the highest id there is.
 func (l *lease) highest(ctx context.Context) (int64, error) {
-	var id int64
-	if err := l.ses.st.pool.QueryRow(ctx, `select coalesce(max(id), 0) from outbox_events`).Scan(&id); err != nil {
-		return 0, fmt.Errorf("pgstore: %w", err)
+	return l.readID(ctx, `select coalesce(max(id), 0) from outbox_events`)
+}
+
+// readID reads where a window begins or ends. It is read as events are: where a
+// partition is missing, it is another id.
+func (l *lease) readID(ctx context.Context, sql string, args ...any) (id int64, err error) {
+	var b pgx.Batch
+	b.Queue(sql, args...).QueryRow(func(r pgx.Row) error { return r.Scan(&id) })
+	if err := l.ses.st.readEvents(ctx, &b); err != nil {
+		return 0, fmt.Errorf("pgstore: read lease %d: %w", l.ID, err)
 	}
 	return id, nil
 }

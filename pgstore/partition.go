@@ -50,16 +50,17 @@ var errSetChanged = errors.New("the partitions of outbox_events changed meanwhil
 const changes = 5
 
 // readEvents runs queries that read events, and then makes sure that they had
-// all of them before their eyes.
+// all of them before their eyes. What counts is what was known before: other
+// leases find out meanwhile that what was missing has come back.
 func (s *Store) readEvents(ctx context.Context, b *pgx.Batch) error {
+	s.parts.Lock()
+	known := s.parts.set
+	s.parts.Unlock()
 	var set int64
 	b.Queue(setSQL).QueryRow(func(r pgx.Row) error { return r.Scan(&set) })
 	if err := s.pool.SendBatch(ctx, b).Close(); err != nil {
 		return err
 	}
-	s.parts.Lock()
-	known := s.parts.set
-	s.parts.Unlock()
 	if set == known {
 		return nil
 	}
