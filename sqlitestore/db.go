@@ -99,6 +99,8 @@ func (db *database) dsn() (string, error) {
 	return fmt.Sprintf("%s?mode=rw&_pragma=busy_timeout(%d)", u.String(), busyStep.Milliseconds()), nil
 }
 
+var errNoFile = errors.New("there is no file")
+
 func statFile(path string) (os.FileInfo, error) {
 	fi, err := os.Stat(path)
 	switch {
@@ -107,7 +109,7 @@ func statFile(path string) (os.FileInfo, error) {
 		if _, derr := os.Stat(filepath.Dir(path)); derr != nil {
 			hint = "the directory does not exist either: check the path"
 		}
-		return nil, outrider.WithHint(fmt.Errorf("sqlitestore: there is no file %s", path), hint)
+		return nil, outrider.WithHint(fmt.Errorf("sqlitestore: %w %s", errNoFile, path), hint)
 	case err != nil:
 		return nil, outrider.WithHint(fmt.Errorf("sqlitestore: %w", err), "check who may enter the directory")
 	case !fi.Mode().IsRegular():
@@ -184,11 +186,15 @@ func (db *database) close() error {
 	return first
 }
 
-// sameFile finds out whether the path leads to another file by now.
+// sameFile finds out whether the path leads to another file by now, or to none.
 func (db *database) sameFile() error {
 	fi, err := statFile(db.cfg.Path)
-	if err == nil && !os.SameFile(fi, db.file) {
-		err = outrider.WithHint(fmt.Errorf("sqlitestore: %s was replaced by another file while it was open", db.cfg.Path),
+	switch {
+	case errors.Is(err, errNoFile):
+		return outrider.WithHint(fmt.Errorf("sqlitestore: %s was deleted or moved while it was open", db.cfg.Path),
+			"nothing is sent, as nobody writes to it any more: move it back, or stop the relay, restore a backup and start it")
+	case err == nil && !os.SameFile(fi, db.file):
+		return outrider.WithHint(fmt.Errorf("sqlitestore: %s was replaced by another file while it was open", db.cfg.Path),
 			"nothing that is written to the new file is seen: restart the relay; to restore a backup, stop the relay first")
 	}
 	return err

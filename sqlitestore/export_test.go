@@ -4,7 +4,10 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
+
+	"modernc.org/sqlite"
 
 	"github.com/outrider-dev/outrider/store"
 )
@@ -47,13 +50,7 @@ func DropWriter(ctx context.Context, s store.Store) error {
 func Record(s store.Store) (queries func() []string) {
 	var mu sync.Mutex
 	seen := map[string]bool{}
-	var db *database
-	switch s := s.(type) {
-	case *Stream:
-		db = s.database
-	case *Rows:
-		db = s.database
-	}
+	db := databaseOf(s)
 	see := func(query string) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -72,26 +69,65 @@ func Record(s store.Store) (queries func() []string) {
 	}
 }
 
-// LimitPages lets a store's file grow no more until restore is called, as a
-// full disk does.
-func LimitPages(t interface{ Fatal(...any) }, s store.Store) (restore func()) {
-	w := s.(*Stream).writer
-	set := func(query string) {
-		var n int64
-		if err := w.conn.QueryRowContext(context.Background(), query).Scan(&n); err != nil {
-			t.Fatal(err)
+// limits are the files that may not grow, with their pages, for connections
+// that are made: SQLite keeps the limit by connection, and one is made anew when
+// it was told that the file is full.
+var limits = func() *sync.Map {
+	var m sync.Map
+	sqlite.RegisterConnectionHook(func(c sqlite.ExecQuerierContext, dsn string) error {
+		name, _, _ := strings.Cut(dsn, "?")
+		pages, ok := m.Load(name)
+		if !ok {
+			return nil
 		}
-	}
-	var pages int64
-	if err := w.conn.QueryRowContext(context.Background(), `pragma page_count`).Scan(&pages); err != nil {
+		_, err := c.ExecContext(context.Background(), fmt.Sprintf(`pragma max_page_count = %d`, pages), nil)
+		return err
+	})
+	return &m
+}()
+
+// LimitPages lets a store's file grow by no more than so many pages until restore
+// is called, as a full disk does. A relay may be at work.
+func LimitPages(t interface{ Fatal(...any) }, s store.Store, spare int64) (restore func()) {
+	db := databaseOf(s)
+	dsn, err := db.dsn()
+	if err != nil {
 		t.Fatal(err)
 	}
-	set(fmt.Sprintf(`pragma max_page_count = %d`, pages+20))
-	return func() {
-		if w.conn != nil { // else it was given up, and the limit with it
-			set(`pragma max_page_count = 1000000`)
+	name, _, _ := strings.Cut(dsn, "?")
+	ctx := context.Background()
+	set := func(pages int64) {
+		for _, w := range []*writer{db.writer, db.renewer} {
+			if w.conn == nil { // one that is made knows the limit
+				continue
+			}
+			var n int64
+			if err := w.conn.QueryRowContext(ctx, fmt.Sprintf(`pragma max_page_count = %d`, pages)).Scan(&n); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
+	db.turn <- struct{}{}
+	defer func() { <-db.turn }()
+	var pages int64
+	if err := db.row(ctx, []any{&pages}, `pragma page_count`); err != nil {
+		t.Fatal(err)
+	}
+	limits.Store(name, pages+spare)
+	set(pages + spare)
+	return func() {
+		db.turn <- struct{}{}
+		defer func() { <-db.turn }()
+		limits.Delete(name)
+		set(1 << 30)
+	}
+}
+
+func databaseOf(s store.Store) *database {
+	if r, ok := s.(*Rows); ok {
+		return r.database
+	}
+	return s.(*Stream).database
 }
 
 // OnRead has f called before each query of a store that reads what is to be
@@ -100,14 +136,7 @@ func OnRead(s store.Store, f func(query string)) { s.(*Stream).reader.see = f }
 
 // CloseReader has every query of a store that reads fail.
 func CloseReader(t interface{ Fatal(...any) }, s store.Store) {
-	db := (*database)(nil)
-	switch s := s.(type) {
-	case *Stream:
-		db = s.database
-	case *Rows:
-		db = s.database
-	}
-	if err := db.reader.pool.Close(); err != nil {
+	if err := databaseOf(s).reader.pool.Close(); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -230,6 +230,11 @@ func (b *member) tryRenew(ctx context.Context, leases []store.Lease) (held map[i
 	if left {
 		return nil, out, errors.New("sqlitestore: the session has left")
 	}
+	// Leases of a file that is not at its path any more are nobody's: another
+	// relay may have those of the one that is.
+	if err := b.db.sameFile(); err != nil {
+		return nil, out, err
+	}
 	due, err := b.renewalDue(ctx, leases)
 	if err != nil {
 		return nil, out, err

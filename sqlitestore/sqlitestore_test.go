@@ -45,7 +45,12 @@ type testDB struct {
 
 func makeDB(t testing.TB, set migrate.Set) *testDB {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "db")
+	return makeDBIn(t, set, t.TempDir())
+}
+
+func makeDBIn(t testing.TB, set migrate.Set, dir string) *testDB {
+	t.Helper()
+	path := filepath.Join(dir, "db")
 	db, err := sql.Open("sqlite", path+"?_pragma=busy_timeout(60000)&_pragma=journal_mode(wal)&_pragma=synchronous(off)&_txlock=immediate")
 	if err != nil {
 		t.Fatal(err)
