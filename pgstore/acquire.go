@@ -25,7 +25,8 @@ type freeLease struct {
 }
 
 // Acquire implements store.Session.
-func (ses *session) Acquire(ctx context.Context, p store.AcquireParams) ([]store.Lease, error) {
+func (ses *session) Acquire(ctx context.Context, p store.AcquireParams) (_ []store.Lease, err error) {
+	defer ses.st.explain(&err)
 	if p.Lanes <= 0 {
 		return nil, nil
 	}
@@ -279,7 +280,8 @@ func collectLaned(rows pgx.Rows) (laned, error) {
 }
 
 // Release implements store.Session.
-func (ses *session) Release(ctx context.Context, sl store.Lease, keep store.LaneSet) (store.Lease, error) {
+func (ses *session) Release(ctx context.Context, sl store.Lease, keep store.LaneSet) (_ store.Lease, err error) {
+	defer ses.st.explain(&err)
 	l := ses.lease(sl)
 	if l == nil {
 		return store.Lease{}, store.ErrFenced
@@ -295,7 +297,7 @@ func (ses *session) Release(ctx context.Context, sl store.Lease, keep store.Lane
 		return l.Lease, nil
 	}
 	l.move(&written{apply: func() { l.keep(rest) }})
-	err := ses.st.inTx(ctx, func(tx pgx.Tx) error {
+	err = ses.st.inTx(ctx, func(tx pgx.Tx) error {
 		if err := lockDestination(ctx, tx, l.Destination); err != nil {
 			return err
 		}

@@ -25,7 +25,8 @@ func serverSaid(err error) bool {
 }
 
 // Commit implements store.Session.
-func (ses *session) Commit(ctx context.Context, p store.CommitParams) error {
+func (ses *session) Commit(ctx context.Context, p store.CommitParams) (err error) {
+	defer ses.st.explain(&err)
 	l := ses.lease(p.Lease)
 	if l == nil {
 		return store.ErrFenced

@@ -15,7 +15,8 @@ import (
 )
 
 // Claim implements store.Session.
-func (ses *session) Claim(ctx context.Context, p store.ClaimParams) (*store.Claim, error) {
+func (ses *session) Claim(ctx context.Context, p store.ClaimParams) (_ *store.Claim, err error) {
+	defer ses.st.explain(&err)
 	l := ses.lease(p.Lease)
 	if l == nil {
 		return nil, store.ErrFenced

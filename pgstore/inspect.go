@@ -83,11 +83,11 @@ func (v view) status(ctx context.Context) (store.Status, error) {
 	}
 	rows, err := v.q.Query(ctx, `select distinct destination from outbox_leases order by 1`)
 	if err != nil {
-		return out, privilegeError(fmt.Errorf("pgstore: status: %w", err))
+		return out, Explain(fmt.Errorf("pgstore: status: %w", err))
 	}
 	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
-		return out, privilegeError(fmt.Errorf("pgstore: status: %w", err))
+		return out, Explain(fmt.Errorf("pgstore: status: %w", err))
 	}
 	for _, name := range names {
 		d, err := v.destinationStatus(ctx, name, store.Unheld(leases[name]))
@@ -119,7 +119,7 @@ func (v view) status(ctx context.Context) (store.Status, error) {
 		return out, fmt.Errorf("pgstore: status: %w", err)
 	}
 	if err := v.storage(ctx, &out); err != nil {
-		return out, privilegeError(fmt.Errorf("pgstore: status: %w", err))
+		return out, Explain(fmt.Errorf("pgstore: status: %w", err))
 	}
 	if err := v.checkSource(ctx); err != nil {
 		out.Warnings = append(out.Warnings, strings.TrimPrefix(err.Error(), "pgstore: ")+"; "+outrider.Hint(err))
@@ -146,7 +146,7 @@ func (v view) leaseStatus(ctx context.Context) (map[string][]store.LeaseStatus, 
 		       coalesce(pg_try_advisory_xact_lock_shared(owner_lock), false)
 		from outbox_leases order by destination, lease`)
 	if err != nil {
-		return nil, privilegeError(fmt.Errorf("pgstore: status: %w", err))
+		return nil, Explain(fmt.Errorf("pgstore: status: %w", err))
 	}
 	out := map[string][]store.LeaseStatus{}
 	var name string
@@ -290,11 +290,11 @@ func (v view) list(ctx context.Context, p store.ListParams) (store.Page, error) 
 	}
 	ids, next, err := v.listIDs(ctx, p, after)
 	if err != nil {
-		return store.Page{}, privilegeError(fmt.Errorf("pgstore: list: %w", err))
+		return store.Page{}, Explain(fmt.Errorf("pgstore: list: %w", err))
 	}
 	entries, err := v.entries(ctx, ids, p)
 	if err != nil {
-		return store.Page{}, privilegeError(fmt.Errorf("pgstore: list: %w", err))
+		return store.Page{}, Explain(fmt.Errorf("pgstore: list: %w", err))
 	}
 	return store.Page{Entries: entries, Next: next}, nil
 }
@@ -476,7 +476,7 @@ func (v view) find(ctx context.Context, id string) ([]int64, error) {
 			return ids, nil
 		}
 	}
-	return nil, privilegeError(fmt.Errorf("pgstore: find %s: %w", id, err))
+	return nil, Explain(fmt.Errorf("pgstore: find %s: %w", id, err))
 }
 
 // Retry implements store.Operator.
@@ -552,7 +552,7 @@ func (s *Store) act(ctx context.Context, t store.Target, sql string) (int, error
 		return nil
 	})
 	if err != nil {
-		return 0, privilegeError(fmt.Errorf("pgstore: %w", err))
+		return 0, Explain(fmt.Errorf("pgstore: %w", err))
 	}
 	return n, nil
 }

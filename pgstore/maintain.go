@@ -71,7 +71,7 @@ func (s *Store) trimJournal(ctx context.Context) error {
 			select entry from (select entry, settled_at from outbox_journal order by entry limit 50000) j
 			where settled_at < clock_timestamp() - $1 * interval '1 second'))`, s.cfg.JournalRetention.Seconds())
 	if err != nil {
-		return privilegeError(fmt.Errorf("pgstore: trim the journal: %w", err))
+		return Explain(fmt.Errorf("pgstore: trim the journal: %w", err))
 	}
 	return nil
 }
@@ -87,7 +87,7 @@ func (s *Store) buryRelays(ctx context.Context) error {
 		dead as materialized (select lock from expired where pg_try_advisory_xact_lock_shared(lock))
 		delete from outbox_relays where lock in (select lock from dead)`)
 	if err != nil {
-		return privilegeError(fmt.Errorf("pgstore: outbox_relays: %w", err))
+		return Explain(fmt.Errorf("pgstore: outbox_relays: %w", err))
 	}
 	return nil
 }
@@ -101,7 +101,7 @@ func (s *Store) noteSeen(ctx context.Context) error {
 		where now.id >= seen_id and now.xid >= seen_xid
 		  and (now.id > seen_id + 1000 or now.xid::text::bigint > seen_xid::text::bigint + 100000)`)
 	if err != nil {
-		return privilegeError(fmt.Errorf("pgstore: outbox_source: %w", err))
+		return Explain(fmt.Errorf("pgstore: outbox_source: %w", err))
 	}
 	if tag.RowsAffected() == 0 {
 		return s.view().checkSource(ctx)

@@ -20,7 +20,8 @@ var (
 // Merge implements store.Merger. Two leases stand at the same place when their
 // bases are the same snapshot; since each takes its own, one is set for both up
 // to which they then work.
-func (ses *session) Merge(ctx context.Context, a, b store.Lease) (store.Lease, bool, error) {
+func (ses *session) Merge(ctx context.Context, a, b store.Lease) (_ store.Lease, _ bool, err error) {
+	defer ses.st.explain(&err)
 	la, lb := ses.lease(a), ses.lease(b)
 	if la == nil {
 		return a, false, store.ErrFenced

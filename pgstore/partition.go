@@ -93,7 +93,7 @@ func (v view) partitions(ctx context.Context) (set int64, parts []partition, err
 		from pg_inherits i join pg_class c on c.oid = i.inhrelid
 		where i.inhparent = 'outbox_events'::regclass and not i.inhdetachpending`).Scan(&set, &first, &names, &bounds)
 	if err != nil {
-		return 0, nil, privilegeError(fmt.Errorf("look at the partitions of outbox_events: %w", err))
+		return 0, nil, Explain(fmt.Errorf("look at the partitions of outbox_events: %w", err))
 	}
 	for i, bound := range bounds {
 		if p, ok := parseBound(names[i], bound); ok {

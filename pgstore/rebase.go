@@ -69,7 +69,7 @@ func (s *Store) Rebase(ctx context.Context, dry bool) (store.RebaseReport, error
 		err = nil
 	}
 	if err != nil {
-		return store.RebaseReport{}, privilegeError(fmt.Errorf("pgstore: rebase: %w", err))
+		return store.RebaseReport{}, Explain(fmt.Errorf("pgstore: rebase: %w", err))
 	}
 	return r, nil
 }

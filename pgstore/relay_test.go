@@ -21,7 +21,10 @@ import (
 // ready when it holds all lanes that the others leave it.
 func relaying(t testing.TB, s store.Store, sk sink.Sink, cfg relay.Config) (r *relay.Relay, stop func()) {
 	t.Helper()
-	cfg.Store, cfg.Logger, cfg.Gate = s, slog.New(slog.DiscardHandler), relay.NewGate()
+	cfg.Store, cfg.Gate = s, relay.NewGate()
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
 	if cfg.Grace == 0 {
 		cfg.LeaseTTL, cfg.Grace = time.Minute, time.Minute
 	}

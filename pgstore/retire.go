@@ -30,7 +30,7 @@ func (s *Store) Retire(ctx context.Context, destination string, dry bool) (store
 		err = s.inTx(ctx, func(tx pgx.Tx) error { return retire(ctx, tx, destination, dry) })
 	}
 	if err != nil {
-		return store.RetireReport{}, privilegeError(fmt.Errorf("pgstore: retire %q: %w", destination, err))
+		return store.RetireReport{}, Explain(fmt.Errorf("pgstore: retire %q: %w", destination, err))
 	}
 	return d.Retiring(), nil
 }

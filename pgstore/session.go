@@ -42,7 +42,8 @@ type departed struct {
 }
 
 // Join implements store.Store.
-func (s *Store) Join(ctx context.Context, p store.JoinParams) (store.Session, error) {
+func (s *Store) Join(ctx context.Context, p store.JoinParams) (_ store.Session, err error) {
+	defer s.explain(&err)
 	if p.TTL <= 0 || p.Grace <= 0 {
 		return nil, errors.New("pgstore: JoinParams.TTL and Grace are needed")
 	}
@@ -105,7 +106,7 @@ func (v view) checkSource(ctx context.Context) error {
 		select system_identifier, seen_xid, seen_id from outbox_source`).Scan(&seenSystem, &seenXid, &seenID)
 	first := errors.Is(err, pgx.ErrNoRows)
 	if err != nil && !first {
-		return privilegeError(fmt.Errorf("pgstore: outbox_source: %w", err))
+		return Explain(fmt.Errorf("pgstore: outbox_source: %w", err))
 	}
 	var system string
 	var xid, lastID uint64
@@ -114,13 +115,13 @@ func (v view) checkSource(ctx context.Context) error {
 		       pg_snapshot_xmax(pg_current_snapshot()),
 		       (select last_value from outbox_events_id_seq)`).Scan(&system, &xid, &lastID)
 	if err != nil {
-		return privilegeError(fmt.Errorf("pgstore: look at the cluster: %w", err))
+		return Explain(fmt.Errorf("pgstore: look at the cluster: %w", err))
 	}
 	if first {
 		if _, err := v.q.Exec(ctx, `
 			insert into outbox_source (system_identifier, seen_xid, seen_id) values ($1, $2::xid8, $3)
 			on conflict (only_row) do nothing`, system, xid, lastID); err != nil {
-			return privilegeError(fmt.Errorf("pgstore: outbox_source: %w", err))
+			return Explain(fmt.Errorf("pgstore: outbox_source: %w", err))
 		}
 		return nil
 	}
@@ -154,7 +155,7 @@ func (s *Store) addDestination(ctx context.Context, d store.Destination) error {
 			select $1, -1, `+base+`, `+hi+`
 			where not exists (select from outbox_leases where destination = $1)`, d.Name)
 		if err != nil {
-			return privilegeError(fmt.Errorf("pgstore: make destination %q known: %w", d.Name, err))
+			return Explain(fmt.Errorf("pgstore: make destination %q known: %w", d.Name, err))
 		}
 		if tag.RowsAffected() > 0 && !d.FromEarliest {
 			s.cfg.Logger.Info("a destination is new and begins at now; events that are there already are not sent", "destination", d.Name)
@@ -217,14 +218,15 @@ func (ses *session) connect(ctx context.Context) error {
 	}
 	if err != nil {
 		_ = conn.Close(context.WithoutCancel(ctx))
-		return privilegeError(fmt.Errorf("pgstore: join: %w", err))
+		return Explain(fmt.Errorf("pgstore: join: %w", err))
 	}
 	ses.conn, ses.lock = conn, lock
 	return nil
 }
 
 // Renew implements store.Session.
-func (ses *session) Renew(ctx context.Context, leases []store.Lease) (store.Renewal, error) {
+func (ses *session) Renew(ctx context.Context, leases []store.Lease) (_ store.Renewal, err error) {
+	defer ses.st.explain(&err)
 	ses.connMu.Lock()
 	defer ses.connMu.Unlock()
 	if err := ses.ensure(ctx); err != nil {
@@ -378,9 +380,13 @@ func (ses *session) ensure(ctx context.Context) error {
 	if ses.left {
 		return errors.New("pgstore: the session has left")
 	}
-	if ses.conn == nil || ses.conn.IsClosed() {
-		return ses.connect(ctx)
+	if ses.conn != nil && !ses.conn.IsClosed() {
+		return nil
 	}
+	if err := ses.connect(ctx); err != nil {
+		return err
+	}
+	ses.st.pool.Reset() // what this one was lost by may have been wrong with others as well
 	return nil
 }
 
@@ -406,15 +412,4 @@ func (ses *session) Leave(ctx context.Context) error {
 		return fmt.Errorf("pgstore: leave: %w", err)
 	}
 	return nil
-}
-
-// privilegeError adds the advice for a missing privilege.
-func privilegeError(err error) error {
-	if isCode(err, "42501") {
-		return outrider.WithHint(err, "grant what the error names; docs/OPERATING.md lists the rights of relays and operators under \"Rights on PostgreSQL\"")
-	}
-	if isCode(err, "42P01") || isCode(err, "42703") {
-		return outrider.WithHint(err, "the schema is missing or old: run `outrider migrate up`")
-	}
-	return err
 }

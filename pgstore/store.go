@@ -14,9 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -276,26 +274,6 @@ func (s *Store) checkPooler(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// connectError adds what usually helps.
-func connectError(err error) error {
-	if errors.As(err, new(*pgconn.ParseConfigError)) {
-		return ErrDSN // the client's words hold the DSN, and of a malformed one the password
-	}
-	hint := "check host, port and that the server accepts connections"
-	var pg *pgconn.PgError
-	switch {
-	case errors.As(err, &pg) && strings.HasPrefix(pg.Code, "28"):
-		hint = "check user, password and pg_hba.conf"
-	case errors.As(err, &pg) && pg.Code == "3D000":
-		hint = "check the database's name"
-	case errors.As(err, &pg) && pg.Code == "08P01":
-		hint = "a pooler may be in the way: give a DSN that leads to PostgreSQL itself"
-	case errors.As(err, new(*net.DNSError)):
-		hint = "check the host's name"
-	}
-	return outrider.WithHint(fmt.Errorf("pgstore: connect: %w", err), hint)
 }
 
 // ErrDSN says that a DSN cannot be understood, without showing it.

@@ -69,7 +69,8 @@ func (l *lease) note(f *fresh) {
 // seen? And are there rows behind an earlier position, with ids that had not
 // been given out then: such as were written with another transaction's id, or
 // with one that is yet to come?
-func (ses *session) Sweep(ctx context.Context) (store.Swept, error) {
+func (ses *session) Sweep(ctx context.Context) (_ store.Swept, err error) {
+	defer ses.st.explain(&err)
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	var out store.Swept

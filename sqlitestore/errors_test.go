@@ -57,36 +57,6 @@ func TestPath(t *testing.T) {
 	open(t, migrate.Stream, sqlitestore.Config{Path: path})
 }
 
-// A store that is closed leaves nothing open: the last connection to a file
-// removes what SQLite keeps beside it.
-func TestCloseClosesAll(t *testing.T) {
-	for _, set := range []migrate.Set{migrate.Stream, migrate.Rows} {
-		db := makeDB(t, set)
-		s := open(t, set, sqlitestore.Config{Path: db.path})
-		ses := join(t, s, time.Hour)
-		acquire(t, ses)
-		if _, err := ses.Renew(context.Background(), nil); err != nil {
-			t.Fatal(err)
-		}
-		if err := ses.Leave(context.Background()); err != nil {
-			t.Fatal(err)
-		}
-		if err := db.Close(); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := os.Stat(db.path + "-wal"); err != nil {
-			t.Fatalf("no log beside the open file: %v", err)
-		}
-		if err := s.Close(); err != nil {
-			t.Fatal(err)
-		}
-		left, err := filepath.Glob(db.path + "?*")
-		if err != nil || len(left) > 0 {
-			t.Errorf("%s: left beside the closed file: %v, %v", set, left, err)
-		}
-	}
-}
-
 // A file that is full says so, loses nothing, and goes on when there is room.
 func TestFull(t *testing.T) {
 	db := makeDB(t, migrate.Stream)

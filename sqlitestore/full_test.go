@@ -139,7 +139,7 @@ var small = diskFull{
 // again it goes on and says that once: nothing is lost, comes twice or out of
 // order, and no attempt is counted.
 func TestRelayOnAFullDisk(t *testing.T) {
-	for name, disk := range map[string]diskFull{"file that may not grow": limited, "file system": small} {
+	for name, disk := range map[string]diskFull{"file_that_may_not_grow": limited, "file_system": small} {
 		for _, set := range []migrate.Set{migrate.Stream, migrate.Rows} {
 			t.Run(name+"/"+string(set), func(t *testing.T) { relayOnAFullDisk(t, disk, set) })
 		}

@@ -179,7 +179,7 @@ func TestStartErrorsOfPostgres(t *testing.T) {
 		}
 	}
 	check("no tables", source(dsn)+toLog, "the outbox has not been migrated")
-	check("no database", source(strings.Replace(dsn, testdb.DatabaseName(t, dsn), "nowhere", 1))+toLog, "| there is no such database")
+	check("no database", source(strings.Replace(dsn, testdb.DatabaseName(t, dsn), "nowhere", 1))+toLog, "there is no such database")
 	up(t, dsn)
 	check("all well", source(dsn)+toLog, "started")
 	check("pooler", source(testdb.Pooler(t, testdb.DatabaseName(t, dsn)))+toLog, "pooler")

@@ -22,20 +22,12 @@ func explain(err error) error {
 	if err == nil || outrider.Hint(err) != "" {
 		return err
 	}
-	var pg *pgconn.PgError
 	var lite *sqlite.Error
-	if errors.As(err, &pg) {
-		if hint := postgresHint(pg.Code); hint != "" {
-			return outrider.WithHint(err, hint)
-		}
-	}
 	switch {
-	case errors.As(err, new(*pgconn.ParseConfigError)):
-		return pgstore.ErrDSN
+	case errors.As(err, new(*pgconn.PgError)), errors.As(err, new(*pgconn.ConnectError)), errors.As(err, new(*pgconn.ParseConfigError)):
+		return pgstore.Explain(err)
 	case errors.As(err, new(*net.DNSError)):
 		return outrider.WithHint(err, "the host's name cannot be resolved: look at it, and at the network")
-	case errors.As(err, new(*pgconn.ConnectError)):
-		return outrider.WithHint(err, "look at host, port and database of the DSN, and whether the server is up")
 	case isUnreachable(err):
 		return outrider.WithHint(err, "look at the address, and whether the server is up")
 	case errors.As(err, &lite) && lite.Code()&0xff == sqliteNotADB:
@@ -44,26 +36,6 @@ func explain(err error) error {
 		return outrider.WithHint(err, "look at the path: the folder has to exist and to be writable")
 	}
 	return err
-}
-
-func postgresHint(code string) string {
-	switch {
-	case code == codeRights:
-		return "the role lacks a right that the error names: grant it; " + rightsDoc
-	case code == "42P01":
-		return "a table is missing: outrider migrate up, or look at the search_path"
-	case code == "42703":
-		return "the schema is of another version: outrider migrate status"
-	case code == "42P05", code == "26000":
-		return "a transaction pooler stands in front of the database: give a DSN that leads to PostgreSQL itself"
-	case code == "53300":
-		return "the server has no connection left: raise max_connections, or lower max_conns"
-	case strings.HasPrefix(code, "28"):
-		return "the server refuses the log-in: look at user, password and pg_hba.conf"
-	case code == "3D000":
-		return "there is no such database: look at the DSN's last part"
-	}
-	return ""
 }
 
 // isUnreachable reports whether nobody answered: what a restart would not mend
