@@ -243,6 +243,7 @@ type lease struct {
 	dest    *destination
 	lanes   store.LaneSet
 	owner   *session // nil: free
+	unheard bool     // it does not know, the answer was lost
 	epoch   int64
 	expires time.Time
 	page    int64

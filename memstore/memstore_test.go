@@ -43,7 +43,7 @@ func harness(cfg memstore.Config, set bool) storetest.Harness {
 			LoseAnswer: func(testing.TB, store.Session) {
 				var once sync.Once
 				s.SetFaults(nil, func(_ context.Context, op memstore.Op) (err error) {
-					if op == memstore.OpCommit {
+					if op == memstore.OpCommit || op == memstore.OpAcquire {
 						once.Do(func() { err = errors.New("answer is lost") })
 					}
 					return err

@@ -94,6 +94,7 @@ func (l *lease) public() store.Lease {
 // Acquire implements store.Session.
 func (ss *session) Acquire(ctx context.Context, p store.AcquireParams) ([]store.Lease, error) {
 	var out []store.Lease
+	var taken []*lease
 	err := ss.store.do(ctx, OpAcquire, func(now time.Time) error {
 		d := ss.store.find(p.Destination)
 		switch {
@@ -107,22 +108,29 @@ func (ss *session) Acquire(ctx context.Context, p store.AcquireParams) ([]store.
 			if left <= 0 {
 				break
 			}
-			if !l.gone(now) {
+			if !l.gone(now) && !(l.unheard && l.owner == ss) {
 				continue
 			}
 			l.giveUp(true)
 			if l.lanes.Len() > left {
 				l = l.split(ss.store, l.lanes.First(left))
 			}
-			l.owner, l.expires = ss, now.Add(ss.params.TTL)
+			l.owner, l.expires, l.unheard = ss, now.Add(ss.params.TTL), true
 			l.epoch++
 			left -= l.lanes.Len()
-			out = append(out, l.public())
+			out, taken = append(out, l.public()), append(taken, l)
 		}
 		return nil
 	})
 	if err != nil {
 		return nil, err
+	}
+	ss.store.mu.Lock()
+	defer ss.store.mu.Unlock()
+	for i, l := range taken {
+		if l.epoch == out[i].Epoch {
+			l.unheard = false
+		}
 	}
 	return out, nil
 }

@@ -24,6 +24,9 @@ func (ses *session) Acquire(ctx context.Context, p store.AcquireParams) ([]store
 	if left := ses.hasLeft(); left {
 		return nil, fmt.Errorf("sqlitestore: acquire leases of %q: the session has left", p.Destination)
 	}
+	ses.acquiring.Lock()
+	defer ses.acquiring.Unlock()
+	known := ses.leases.epochs()
 	var taken []*lease
 	err := ses.st.write(ctx, ses.st.writer, func(t *tx) error {
 		taken = nil
@@ -31,7 +34,7 @@ func (ses *session) Acquire(ctx context.Context, p store.AcquireParams) ([]store
 		if err != nil {
 			return err
 		}
-		free, err := freeLeases(t, "outbox_leases", p.Destination, dead)
+		free, err := ses.freeLeases(t, p.Destination, dead, known)
 		if err != nil {
 			return err
 		}
@@ -60,6 +63,9 @@ func (ses *session) Acquire(ctx context.Context, p store.AcquireParams) ([]store
 		}
 		return ses.bury(t, dead)
 	})
+	if err == nil {
+		err = ses.lost()
+	}
 	if err != nil {
 		return nil, fmt.Errorf("sqlitestore: acquire leases of %q: %w", p.Destination, err)
 	}
@@ -71,23 +77,25 @@ func (ses *session) Acquire(ctx context.Context, p store.AcquireParams) ([]store
 	return out, nil
 }
 
-// freeLeases finds the leases of a destination that nobody holds.
-func freeLeases(t *tx, table, destination string, dead map[int64]bool) ([]freeLease, error) {
+// freeLeases finds the leases of a destination that nobody holds. One of this
+// member's own that it does not know, by its epoch, is one that an earlier call
+// has acquired without hearing so.
+func (b *member) freeLeases(t *tx, destination string, dead map[int64]bool, known map[int64]int64) ([]freeLease, error) {
 	var out []freeLease
 	err := t.rows(func(r *sql.Rows) error {
 		var f freeLease
-		var lanes int64
+		var lanes, epoch int64
 		var lock sql.NullInt64
 		var expired bool
-		if err := r.Scan(&f.id, &lanes, &lock, &expired); err != nil {
+		if err := r.Scan(&f.id, &lanes, &lock, &epoch, &expired); err != nil {
 			return err
 		}
 		f.lanes, f.clean = store.LaneSet(lanes), !lock.Valid
-		if f.clean || expired || dead[lock.Int64] {
+		if f.clean || expired || dead[lock.Int64] || lock.Int64 == b.lock && known[f.id] != epoch {
 			out = append(out, f)
 		}
 		return nil
-	}, `select lease, lanes, owner_lock, coalesce(expires_at <= ?, 1) from `+table+` where destination = ? order by lease`, t.now, destination)
+	}, `select lease, lanes, owner_lock, epoch, coalesce(expires_at <= ?, 1) from `+b.leases+` where destination = ? order by lease`, t.now, destination)
 	return out, err
 }
 

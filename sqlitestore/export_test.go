@@ -26,9 +26,9 @@ func Kill(s store.Session) {
 func LoseAnswer(s store.Session) {
 	switch ses := s.(type) {
 	case *session:
-		ses.loseAnswer.Store(true)
+		ses.LoseAnswer(true)
 	case *rowSession:
-		ses.loseAnswer.Store(true)
+		ses.LoseAnswer(true)
 	}
 }
 

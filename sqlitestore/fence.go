@@ -5,21 +5,20 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/outrider-dev/outrider/store"
-	"maps"
-	"slices"
 )
 
 // fence is the right to write under a lease, of either store.
 type fence struct {
 	store.Lease
-	db         *database
-	table      string
-	loseAnswer *hook
+	db     *database
+	table  string
+	member *member
 
 	// writing serialises what writes to the database under the lease.
 	writing sync.Mutex
@@ -76,8 +75,8 @@ func (l *fence) write(ctx context.Context, what *written, f func(*tx) error) err
 		}
 		return f(t)
 	})
-	if err == nil && l.loseAnswer.CompareAndSwap(true, false) {
-		err = fmt.Errorf("%w: its answer was lost", errUnknown)
+	if err == nil {
+		err = l.member.lost()
 	}
 	if err != nil {
 		if !errors.Is(err, errUnknown) {
@@ -145,6 +144,17 @@ func (l *locked[L]) get(sl store.Lease) (out L, ok bool) {
 	return x, true
 }
 
+// epochs are those of the leases held.
+func (l *locked[L]) epochs() map[int64]int64 {
+	l.Lock()
+	defer l.Unlock()
+	out := make(map[int64]int64, len(l.m))
+	for id, x := range l.m {
+		out[id] = x.lease().Epoch
+	}
+	return out
+}
+
 // all are those held.
 func (l *locked[L]) all() []L {
 	l.Lock()
@@ -166,6 +176,3 @@ func (l *locked[L]) drop(sl store.Lease) {
 		delete(l.m, sl.ID)
 	}
 }
-
-// hook is a fault that a test asks for.
-type hook = atomic.Bool

@@ -65,7 +65,7 @@ func (f *fresh) empty() bool { return len(f.ids) == 0 }
 
 func newLease(ses *session) *lease {
 	return &lease{
-		fence: fence{db: ses.st.database, table: "outbox_leases", loseAnswer: &ses.loseAnswer},
+		fence: fence{db: ses.st.database, table: "outbox_leases", member: ses.member},
 		ses:   ses, held: map[string]*heldKey{}, borrowed: map[string]bool{}, joined: map[string]int64{}, noted: map[string]bool{},
 		inHand: map[int64]bool{}, waiting: map[int64]struct{}{},
 	}

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/outrider-dev/outrider"
@@ -90,12 +91,29 @@ type member struct {
 	params store.JoinParams
 	names  string // of its destinations, as JSON
 
+	// acquiring has the calls of Acquire follow each other: what one has taken
+	// and not noted yet would be the other's to find.
+	acquiring sync.Mutex
+	losing    atomic.Bool // see LoseAnswer
+
 	mu   sync.Mutex
 	lock int64
 	file *os.File // nil: file locks do not work here, or it was killed
 	left bool
 	// gone is when a relay's lock was first found free, by its lock's number.
 	gone map[int64]time.Duration
+}
+
+// LoseAnswer lets the answer to what is written next be lost, until it is called
+// with false. It is for tests, of other packages too.
+func (b *member) LoseAnswer(lose bool) { b.losing.Store(lose) }
+
+// lost is the error of an answer that a test has lost.
+func (b *member) lost() error {
+	if b.losing.CompareAndSwap(true, false) {
+		return fmt.Errorf("%w: its answer was lost", errUnknown)
+	}
+	return nil
 }
 
 // join enters a relay.

@@ -23,6 +23,8 @@ type rowLease struct {
 	mu     sync.Mutex
 	read   int64 // rows that were waiting to be read are above this id
 	open   []*rowClaim
+	dues   map[*rowClaim]struct{} // Due claims in hand
+	asides map[*rowClaim]struct{} // claims that were settled but for slow rows
 	held   map[string]*rowKey
 	claims int64    // number of the last Fresh claim
 	forgot []string // tokens of claims that were marked and then forgotten
@@ -34,7 +36,8 @@ type rowLease struct {
 }
 
 func newRowLease(ses *rowSession) *rowLease {
-	return &rowLease{fence: fence{db: ses.st.database, table: "outbox_row_leases", loseAnswer: &ses.loseAnswer}, ses: ses, held: map[string]*rowKey{}}
+	return &rowLease{fence: fence{db: ses.st.database, table: "outbox_row_leases", member: ses.member}, ses: ses, held: map[string]*rowKey{},
+		dues: map[*rowClaim]struct{}{}, asides: map[*rowClaim]struct{}{}}
 }
 
 // rowKey is a key that is held back. The fields are those of a stream's held
@@ -67,6 +70,7 @@ type rowClaim struct {
 	drained   map[string]int64 // keys of a Due claim, with the id up to which nothing is left
 	started   bool
 	settled   bool
+	left      int // slow rows, once it is settled
 }
 
 // rowState is a row with what a row store keeps in it.
@@ -430,6 +434,7 @@ func (c *rowClaim) forget() {
 			}
 		}
 		c.settled = true
+		delete(l.dues, c)
 		return
 	}
 	i := slices.Index(l.open, c)
@@ -455,10 +460,5 @@ func (c *rowClaim) forget() {
 func (l *rowLease) rests() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, k := range l.held {
-		if k.inHand {
-			return false
-		}
-	}
-	return len(l.open) == 0
+	return len(l.open)+len(l.dues)+len(l.asides) == 0
 }

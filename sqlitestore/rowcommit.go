@@ -24,7 +24,7 @@ func (ses *rowSession) Commit(ctx context.Context, p store.CommitParams) error {
 		return nil
 	}
 	l.mu.Lock()
-	pl := &rowPlan{l: l, open: l.open, keys: map[string]*rowKey{}}
+	pl := &rowPlan{l: l, open: l.open, keys: map[string]*rowKey{}, left: map[*rowClaim]int{}, stopped: map[*rowKey]struct{}{}}
 	err := pl.build(p)
 	l.mu.Unlock()
 	if err != nil {
@@ -52,7 +52,9 @@ type rowPlan struct {
 	alone   *rowClaim // a Due claim that is started with nothing beside it
 	started []*rowClaim
 	keys    map[string]*rowKey
-	stopped []*rowKey // held back by a record of a Fresh claim
+	inFront map[string]int64     // of those, the first row that stays in a Fresh claim
+	left    map[*rowClaim]int    // rows that stay in hand of what was settled
+	stopped map[*rowKey]struct{} // held back by a record that did not get through
 }
 
 // build works out the changes. Called with mu held.
@@ -88,7 +90,26 @@ func (p *rowPlan) build(c store.CommitParams) error {
 			p.alone = d
 		}
 	}
+	p.findInFront()
 	return nil
+}
+
+// findInFront finds what stays in hand, or is still to be sent, of keys that are
+// written. They may stand behind it, as a delayed one does that others of its key
+// have gone in front of: whoever comes after a death has to begin there.
+func (p *rowPlan) findInFront() {
+	if len(p.keys) == 0 {
+		return
+	}
+	p.inFront = map[string]int64{}
+	for _, c := range p.open {
+		for i := range c.rows {
+			r := &c.rows[i]
+			if _, ok := p.inFront[r.rec.Key]; !ok && p.keys[r.rec.Key] != nil {
+				p.inFront[r.rec.Key] = r.id
+			}
+		}
+	}
 }
 
 // key is a held key as the plan has it so far, to be changed; nil if it is not
@@ -106,6 +127,9 @@ func (p *rowPlan) key(name string) *rowKey {
 }
 
 func (p *rowPlan) put(d *rowClaim, i int, o *store.Outcome) {
+	if o.State == store.InHand {
+		p.left[d]++
+	}
 	p.rows = append(p.rows, rowOutcome{d, d.rows[i].id, o, o.Attempts > d.rows[i].attempts})
 }
 
@@ -140,7 +164,7 @@ func (p *rowPlan) settleFresh(d *rowClaim, s *store.Settlement) {
 		if o.State != store.Pending {
 			k.head = r.id
 		}
-		p.stopped = append(p.stopped, k)
+		p.stopped[k] = struct{}{}
 	}
 }
 
@@ -200,6 +224,7 @@ func (p *rowPlan) stop(d *rowClaim, r *rowState, o *store.Outcome) {
 	if o.State != store.Pending || k.head == r.id {
 		k.head = r.id
 	}
+	p.stopped[k] = struct{}{}
 }
 
 // later ends slow records of a claim that was settled before.
@@ -210,6 +235,7 @@ func (p *rowPlan) later(d *rowClaim, s *store.Settlement) {
 			continue
 		}
 		p.put(d, i, o)
+		p.left[d]--
 		if !r.rec.Unordered && over(o) {
 			p.end(p.key(r.rec.Key), r.id)
 		}
@@ -246,7 +272,7 @@ func (p *rowPlan) write(t *tx) error {
 		}
 	}
 	for _, k := range p.keys {
-		if err := putRowKey(t, k); err != nil {
+		if err := putRowKey(t, k, p.inFront[k.key]); err != nil {
 			return err
 		}
 	}
@@ -294,15 +320,19 @@ func putRow(t *tx, r *rowOutcome) error {
 
 // putRowKey writes the head of a held key. One that an operator has taken away
 // does not come back by it.
-func putRowKey(t *tx, k *rowKey) error {
+func putRowKey(t *tx, k *rowKey, inFront int64) error {
 	if k.head == 0 {
 		_, err := t.exec(`delete from outbox_row_keys where event_key = ?`, k.key)
 		return err
 	}
+	at := k.at
+	if inFront > 0 {
+		at = min(at, inFront-1)
+	}
 	_, err := t.exec(`
 		insert into outbox_row_keys as h (event_key, lane, head, at) values (?, ?, ?, ?)
 		on conflict (event_key) do update set at = excluded.at, head = case when h.freed <> excluded.head then excluded.head end`,
-		k.key, k.lane, k.head, k.at)
+		k.key, k.lane, k.head, at)
 	return err
 }
 
@@ -319,6 +349,14 @@ func (p *rowPlan) apply() {
 		if d.claim.Kind == store.Fresh {
 			l.open = l.open[1:]
 		}
+		delete(l.dues, d)
+	}
+	for d, n := range p.left {
+		if d.left += n; d.left > 0 {
+			l.asides[d] = struct{}{}
+		} else {
+			delete(l.asides, d)
+		}
 	}
 	for key, k := range p.keys {
 		if old := l.held[key]; old != nil {
@@ -328,7 +366,7 @@ func (p *rowPlan) apply() {
 		l.held[key] = k
 	}
 	stopped := map[string]*rowKey{}
-	for _, k := range p.stopped {
+	for k := range p.stopped {
 		stopped[k.key] = k
 	}
 	if len(stopped) > 0 {

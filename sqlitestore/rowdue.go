@@ -319,6 +319,9 @@ func (b *rowDue) begin(ctx context.Context) error {
 			}
 		}
 		c.started = true
+		if len(c.rows) > 0 {
+			l.dues[c] = struct{}{}
+		}
 	}
 	lost := false
 	what := &written{apply: func() {

@@ -53,8 +53,7 @@ func (s *Rows) Watch(ctx context.Context, notify func()) error {
 type rowSession struct {
 	st *Rows
 	*member
-	leases     locked[*rowLease]
-	loseAnswer hook
+	leases locked[*rowLease]
 }
 
 // Join implements store.Store.
@@ -109,6 +108,9 @@ func (ses *rowSession) Acquire(ctx context.Context, p store.AcquireParams) ([]st
 	if ses.hasLeft() {
 		return nil, fmt.Errorf("sqlitestore: acquire leases of %q: the session has left", p.Destination)
 	}
+	ses.acquiring.Lock()
+	defer ses.acquiring.Unlock()
+	known := ses.leases.epochs()
 	var taken []*rowLease
 	err := ses.st.write(ctx, ses.st.writer, func(t *tx) error {
 		taken = nil
@@ -116,7 +118,7 @@ func (ses *rowSession) Acquire(ctx context.Context, p store.AcquireParams) ([]st
 		if err != nil {
 			return err
 		}
-		free, err := freeLeases(t, "outbox_row_leases", p.Destination, dead)
+		free, err := ses.freeLeases(t, p.Destination, dead, known)
 		if err != nil {
 			return err
 		}
@@ -140,6 +142,9 @@ func (ses *rowSession) Acquire(ctx context.Context, p store.AcquireParams) ([]st
 		}
 		return ses.bury(t, dead)
 	})
+	if err == nil {
+		err = ses.lost()
+	}
 	if err != nil {
 		return nil, fmt.Errorf("sqlitestore: acquire leases of %q: %w", p.Destination, err)
 	}

@@ -12,8 +12,7 @@ import (
 type session struct {
 	st *Stream
 	*member
-	leases     locked[*lease]
-	loseAnswer hook
+	leases locked[*lease]
 }
 
 var (

@@ -16,6 +16,8 @@ var delayedTests = []test{
 	{"FailsAndLetsGo", func(b *bench) { testDelayedFails(b, failed(1, true)) }},
 	{"IsNotSent", func(b *bench) { testDelayedFails(b, pending) }},
 	{"FailsAndDies", testDelayedFailsAndDies},
+	{"FailsBesideItsKey", testDelayedFailsBesideItsKey},
+	{"FailsUnheard", testDelayedFailsUnheard},
 	{"IsSkipped", testDelayedIsSkipped},
 }
 
@@ -90,6 +92,61 @@ func testDelayedFailsAndDies(b *bench) {
 	m = b.heir()
 	m.drainAll()
 	b.put(event("a"))
+	m.drainAll()
+}
+
+// What comes next of its key may have been read by then, and not been sent when
+// the owner dies: it comes all the same, and in front of what is later.
+func testDelayedFailsBesideItsKey(b *bench) {
+	m := b.mortalOwner()
+	e, c := m.delayedInHand()
+	if c == nil {
+		return
+	}
+	m.fresh()
+	m.failDelayed(e, c, waiting(1, 0))
+	m.die()
+	b.put(event("a"))
+	m = b.heir()
+	m.drainAll()
+	b.put(event("a"))
+	m.drainAll()
+}
+
+// What comes next of its key is read while nobody knows yet that it has failed: it
+// is in hand once.
+func testDelayedFailsUnheard(b *bench) {
+	if b.LoseAnswer == nil {
+		b.t.Skip("answers cannot be lost")
+	}
+	m := b.owner()
+	e, c := m.delayedInHand()
+	if c == nil {
+		return
+	}
+	wantHead(b.t, "due", c.Records, e)
+	settle := []store.Settlement{settlement(c, waiting(1, 0), pending)}
+	done := m.note(settle, nil)
+	commit := func() error { return m.s.Commit(b.ctx, store.CommitParams{Lease: m.lease, Settle: settle}) }
+	b.LoseAnswer(b.t, m.s)
+	if commit() == nil {
+		b.t.Fatal("no answer was lost")
+	}
+	fresh := m.fresh()
+	if err := commit(); err != nil {
+		b.t.Fatal(err)
+	}
+	done()
+	b.put(event("a"))
+	inHand := append(ids(fresh.Records), ids(m.fresh().Records)...)
+	due := m.due()
+	for _, id := range ids(due.Records) {
+		if slices.Contains(inHand, id) {
+			b.t.Errorf("event %s is in two claims: %v, %v", id, inHand, ids(due.Records))
+		}
+	}
+	m.s.Forget(due)
+	m.s.Forget(fresh)
 	m.drainAll()
 }
 

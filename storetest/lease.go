@@ -11,6 +11,7 @@ import (
 
 var leaseTests = []test{
 	{"AcquireOnce", testAcquireOnce},
+	{"AcquireLost", testAcquireLost},
 	{"AcquireSplits", testAcquireSplits},
 	{"ReleaseAll", testReleaseAll},
 	{"ReleaseKeeps", testReleaseKeeps},
@@ -38,6 +39,45 @@ func testAcquireOnce(b *bench) {
 			b.t.Errorf("acquired %+v, which is held", got)
 		}
 	}
+}
+
+// A lease that was acquired and whose answer was lost is found by its holder when
+// it asks again, and not by whoever comes first once it has run out.
+func testAcquireLost(b *bench) {
+	if b.LoseAnswer == nil {
+		b.t.Skip("answers cannot be lost")
+	}
+	m, other := b.join(), b.join()
+	e := spread(10, 5)
+	b.put(e...)
+	b.LoseAnswer(b.t, m.s)
+	p := store.AcquireParams{Destination: mainDest, Lanes: 64}
+	if _, err := m.s.Acquire(b.ctx, p); err == nil {
+		b.t.Fatal("no answer was lost")
+	}
+	var all store.LaneSet
+	tries := 0
+	b.until("lanes whose answer was lost are found again", func() bool {
+		got, err := m.s.Acquire(b.ctx, p)
+		for _, l := range got {
+			m.lease = l
+			all |= l.Lanes
+		}
+		if tries++; tries > 100 && b.Advance != nil {
+			b.t.Fatal("time alone brings them back") // as it does in the end
+		}
+		return err == nil && len(got) > 0
+	})
+	if all != store.AllLanes {
+		b.t.Errorf("found lanes %x", all)
+	}
+	if got := other.acquire(64); len(got) > 0 {
+		b.t.Errorf("acquired %+v, which is held", got)
+	}
+	if n := len(m.drain(len(e), nil)); n != len(e) {
+		b.t.Errorf("%d of %d events came", n, len(e))
+	}
+	m.idle()
 }
 
 // disjoint adds up leases that share no lane.

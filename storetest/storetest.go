@@ -60,8 +60,8 @@ type Outbox struct {
 	// numbers.
 	SetNextID func(t testing.TB, id int64)
 
-	// LoseAnswer lets the next Commit of a session take effect and return an
-	// error. nil: tests of lost answers are left out.
+	// LoseAnswer lets the next Commit or Acquire of a session take effect and
+	// return an error. nil: tests of lost answers are left out.
 	LoseAnswer func(t testing.TB, s store.Session)
 }
 
