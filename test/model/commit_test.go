@@ -167,6 +167,12 @@ func (m *machine) try(h *holding, c *commit, lose bool) {
 		m.calm()
 	}
 	switch {
+	case errors.Is(err, store.ErrFenced):
+		h.findTaken()
+	case err == nil && h.lost == nil: // else it may have taken effect before
+		h.unsure = false
+	}
+	switch {
 	case err == nil && h.taken && h.lost != nil:
 		// It took effect before the lease was taken.
 		h.drop()

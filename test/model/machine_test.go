@@ -329,6 +329,9 @@ func (m *machine) take(r *relay, d string, lanes int) {
 	if m.calmed() && err != nil {
 		m.logf("  %s acquires lanes of %s: %v", r.name, d, err)
 		r.cut = true
+		for h := range m.holdings() {
+			h.unsure = h.unsure || h.lease.Destination == d && h.mayBeTaken()
+		}
 		return
 	}
 	if err != nil {
@@ -352,7 +355,7 @@ func (m *machine) take(r *relay, d string, lanes int) {
 				}
 				continue
 			}
-			if !h.mayBeTaken() {
+			if !h.mayBeTaken() && !h.unsure {
 				m.fatalf("lease %+v was taken from %s, which lives and holds %+v", l, h.r.name, h.lease)
 			}
 			h.loseToDeath()
@@ -385,7 +388,11 @@ func (m *machine) renewOf(r *relay) {
 	}
 	r.cut = false
 	for _, h := range held {
-		switch lost := slices.Contains(a.Lost, h.lease.ID); {
+		lost := slices.Contains(a.Lost, h.lease.ID)
+		if lost {
+			h.findTaken()
+		}
+		switch {
 		case lost && h.moving != nil && !h.taken:
 			h.arrive(0)
 		case lost && !h.taken:

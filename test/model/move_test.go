@@ -41,8 +41,11 @@ func (m *machine) releaseOf(h *holding, keep store.LaneSet) {
 	left, err := h.r.s.Release(m.ctx, h.lease, keep)
 	m.logf("  %s releases lease %d but for lanes %x: %v", h.r.name, h.lease.ID, keep, err)
 	lost := m.calmed()
+	if errors.Is(err, store.ErrFenced) && !(keep == 0 && (again || lost)) {
+		h.findTaken()
+	}
 	switch {
-	case errors.Is(err, store.ErrFenced) && again && keep == 0:
+	case errors.Is(err, store.ErrFenced) && (again || lost) && keep == 0:
 		h.abandon()
 		h.drop()
 		return
@@ -110,7 +113,7 @@ func (m *machine) mergeOf(mg store.Merger, a, b *holding) {
 	m.logf("  merge of leases %d and %d: %v, %v", a.lease.ID, b.lease.ID, ok, err)
 	lost := m.calmed()
 	switch {
-	case errors.Is(err, store.ErrFenced) && (a.taken || b.taken):
+	case errors.Is(err, store.ErrFenced) && (a.taken || b.taken || a.unsure || b.unsure):
 		a.moving, b.moving = nil, nil
 	case err != nil && lost && !errors.Is(err, store.ErrFenced):
 		a.moving, b.moving = &move{other: b}, &move{into: a}

@@ -29,6 +29,7 @@ type holding struct {
 
 	moving *move   // likewise
 	lost   *commit // whose answer was lost; it is repeated before anything else
+	unsure bool    // somebody may have acquired lanes of it without hearing so
 	taken  bool    // somebody else has lanes of it: nothing counts any more
 	over   bool    // given back, or known to be taken
 }
@@ -158,6 +159,15 @@ func (h *holding) abandon() {
 	}
 }
 
+// findTaken notes that the store says that a lease is not held any more: who may
+// have acquired it without hearing so has. Nobody can have sent anything under it
+// since.
+func (h *holding) findTaken() {
+	if h.unsure && !h.taken {
+		h.loseToDeath()
+	}
+}
+
 // drop ends the work on a lease.
 func (h *holding) drop() {
 	h.over = true
@@ -242,6 +252,9 @@ func (m *machine) claimOf(h *holding, p store.ClaimParams) *work {
 // refused judges an error of the store.
 func (m *machine) refused(h *holding, what string, err error) {
 	m.t.Helper()
+	if errors.Is(err, store.ErrFenced) {
+		h.findTaken()
+	}
 	switch {
 	case !errors.Is(err, store.ErrFenced):
 		m.fatalf("%s: %s of lease %d: %v", h.r.name, what, h.lease.ID, err)

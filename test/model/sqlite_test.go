@@ -63,7 +63,14 @@ func onSQLite(t *testing.T, set migrate.Set, table string, open func(sqlitestore
 			t.Fatal(err)
 		}
 		last = append(last, s)
-		return &subject{Store: s, oneWriter: true, lazy: ttl/3 + time.Minute, advance: added.advance,
+		var losing loser
+		return &subject{Store: s, oneWriter: true, lazy: ttl/3 + time.Minute, advance: added.advance, loseAny: true,
+			lose: func(s store.Session) { losing = s.(loser); losing.LoseAnswer(true) },
+			calm: func() {
+				if losing != nil {
+					losing.LoseAnswer(false)
+				}
+			},
 			begin: func(t testing.TB) storetest.Tx {
 				t.Helper()
 				tx, err := db.BeginTx(context.Background(), nil)
@@ -74,6 +81,9 @@ func onSQLite(t *testing.T, set migrate.Set, table string, open func(sqlitestore
 			}}
 	}
 }
+
+// loser is a session of a store that can lose answers.
+type loser interface{ LoseAnswer(lose bool) }
 
 func openDB(t testing.TB, path string) *sql.DB {
 	t.Helper()
