@@ -37,11 +37,10 @@ func TestOneCauseIsSaidOnce(t *testing.T) {
 		ids := w.add(keys...)
 		w.wait(1000, time.Second)
 		var away atomic.Bool
-		n := 0
+		var n atomic.Int64
 		w.store.SetFaults(func(_ context.Context, op memstore.Op) error {
 			if away.Load() {
-				n++
-				return outrider.WithHint(fmt.Errorf("no room for %d: %v", n, op), "make room")
+				return outrider.WithHint(fmt.Errorf("no room for %d: %v", n.Add(1), op), "make room")
 			}
 			return nil
 		}, nil)
