@@ -72,8 +72,8 @@ func (w *worker) collectCall(c *call) {
 func (w *worker) takeResults(c *call, ended bool) {
 	var fresh []int
 	for j := range c.flags {
-		if c.flags[j].Load() == flagSet {
-			c.flags[j].Store(flagSeen)
+		if c.flags[j].Load() == c.flag(flagSet) {
+			c.flags[j].Store(c.flag(flagSeen))
 			fresh = append(fresh, j)
 		}
 	}
@@ -86,7 +86,7 @@ func (w *worker) takeResults(c *call, ended bool) {
 // missing fills in what a sink has not reported although it has returned.
 func (w *worker) missing(c *call, fresh []int) []int {
 	for j := range c.flags {
-		if c.flags[j].CompareAndSwap(flagNone, flagSeen) {
+		if c.flags[j].CompareAndSwap(c.flag(flagNone), c.flag(flagSeen)) {
 			c.results[j] = sink.Result{Status: sink.Unknown, Class: sink.ClassOther, Err: errNotReported}
 			fresh = append(fresh, j)
 			w.brokenPromise("did not report a message")

@@ -16,7 +16,7 @@ func (r *running) dump() string {
 			fmt.Fprintf(&b, "    claim %d kind %d stage %d n %d left %d todo %d stuck %d asides %d excl %v alone %v alone %+v states %v\n", k.seq, k.claim.Kind, k.stage, len(k.state), k.left, k.todo, k.stuck, k.asides, k.claim.Exclusive, k.claim.Alone, k.alone, k.state[:min(len(k.state), 20)])
 		}
 		for _, c := range w.calls {
-			fmt.Fprintf(&b, "    call of %d n %d left %d seen %d accepted %v fate %d ticket %+v\n", c.k.seq, len(c.msgs), c.left.Load(), c.seen, c.accepted.Load(), c.fate.Load(), c.ticket)
+			fmt.Fprintf(&b, "    call of %d n %d left %d seen %d accepted %v fate %d ticket %+v\n", c.k.seq, len(c.msgs), c.left.Load(), c.seen, c.isAccepted(), c.fate.Load(), c.ticket)
 		}
 	})
 	for _, d := range r.dests {

@@ -11,7 +11,9 @@ import (
 )
 
 // call is one Publish. Results come in from any goroutine: one writes its
-// place in results, then raises its flag; the worker reads flags only.
+// place in results, then raises its flag; the worker reads flags only. A call is
+// used again, and a sink that keeps no promise may still report to the use before:
+// a flag says of which use it is, so that a look and the swap are one step.
 type call struct {
 	w       *worker
 	k       *work
@@ -20,9 +22,9 @@ type call struct {
 	results []sink.Result
 	flags   []atomic.Uint32
 
-	left     atomic.Int64 // not reported yet
-	bad      atomic.Int64 // reported as anything but Delivered
-	accepted atomic.Bool
+	left     atomic.Int64  // not reported yet
+	bad      atomic.Int64  // reported as anything but Delivered
+	accepted atomic.Uint32 // twice its use, and one more once the sink has said so
 	fate     atomic.Int32
 	stale    atomic.Bool // the sink was told to leave it
 	dead     atomic.Bool // nobody listens any more
@@ -30,7 +32,6 @@ type call struct {
 	ticket  ticket
 	began   time.Duration
 	through uint64 // delivered to the destination before
-	known   int64  // worker.failures that the choice of messages knew of
 	seen    int    // results that were looked at
 	seenBad int64
 	sum     tally
@@ -41,8 +42,11 @@ type call struct {
 
 // handle is what a sink has of a call: of this use of it.
 type handle struct {
-	c   *call
-	gen uint32
+	c       *call
+	gen     uint32
+	flags   []atomic.Uint32
+	results []sink.Result
+	known   int64 // worker.failures that the choice of messages knew of
 }
 
 // What becomes of a call.
@@ -52,13 +56,17 @@ const (
 	isHung // given up because it did not return in time
 )
 
-// States of a flag.
+// States of a flag, beside the use in its other bits.
 const (
 	flagNone uint32 = iota
 	flagWriting
 	flagSet
 	flagSeen
+	flagUse // the first bit of the use
 )
+
+// flag is a state in the use that a worker is at.
+func (c *call) flag(state uint32) uint32 { return c.gen.Load()*flagUse | state }
 
 // maxCalls bounds the calls of one lease that are open at once, as retries
 // beside slow messages make them.
@@ -93,7 +101,7 @@ func (w *worker) maySend() bool {
 	}
 	for _, c := range w.calls {
 		if w.dest.inFlight {
-			if !c.accepted.Load() && c.fate.Load() == isOpen {
+			if !c.isAccepted() && c.fate.Load() == isOpen {
 				return false
 			}
 		} else if c.waitedFor() {
@@ -110,7 +118,7 @@ func (c *call) waitedFor() bool {
 		return false
 	}
 	for j, i := range c.at {
-		if c.flags[j].Load() != flagSeen && c.k.state[i] == out {
+		if c.flags[j].Load() != c.flag(flagSeen) && c.k.state[i] == out {
 			return true
 		}
 	}
@@ -329,22 +337,12 @@ func (w *worker) chooseProbe(c *call) *work {
 
 // begin hands a call to the sink, in a goroutine of its own.
 func (w *worker) begin(c *call) {
-	n := len(c.msgs)
-	c.results = slices.Grow(c.results[:0], n)[:n]
-	clear(c.results)
-	if cap(c.flags) < n {
-		c.flags = make([]atomic.Uint32, max(n, 2*cap(c.flags)))
-	}
-	c.flags = c.flags[:n]
-	for j := range c.flags {
-		c.flags[j].Store(flagNone)
-	}
-	c.left.Store(int64(n))
-	c.began, c.through, c.known = w.relay.now(), w.dest.brk.delivered.Load(), w.seen
+	n, h := len(c.msgs), c.open(w.seen)
+	c.began, c.through = w.relay.now(), w.dest.brk.delivered.Load()
 	ctx, cancel := context.WithTimeout(w.pub, w.dest.PublishTimeout)
 	w.calls = append(w.calls, c)
 	c.k.sent = true
-	h, began := &handle{c, c.gen.Load()}, c.began // c is used anew once it has returned
+	began := c.began // c is used anew once it has returned
 	w.dest.calling.Add(1)
 	go func() {
 		w.dest.Sink.Publish(ctx, sink.Batch{Messages: c.msgs, Report: h.report, Accepted: h.accept, Stale: h.isStale})
@@ -361,13 +359,29 @@ func (w *worker) begin(c *call) {
 	}()
 }
 
+// open makes a call ready for the results of its messages.
+func (c *call) open(known int64) *handle {
+	n := len(c.msgs)
+	c.results = slices.Grow(c.results[:0], n)[:n]
+	clear(c.results)
+	if cap(c.flags) < n {
+		c.flags = make([]atomic.Uint32, max(n, 2*cap(c.flags)))
+	}
+	c.flags = c.flags[:n]
+	for j := range c.flags {
+		c.flags[j].Store(c.flag(flagNone))
+	}
+	c.left.Store(int64(n))
+	return &handle{c, c.gen.Load(), c.flags, c.results, known}
+}
+
 // report is sink.Batch.Report.
 func (h *handle) report(i int, r sink.Result) {
 	c := h.c
 	if c.dead.Load() {
 		return
 	}
-	if c.gen.Load() != h.gen || !c.flags[i].CompareAndSwap(flagNone, flagWriting) {
+	if !h.flags[i].CompareAndSwap(h.gen*flagUse|flagNone, h.gen*flagUse|flagWriting) {
 		c.w.brokenPromise("reported a message twice")
 		return
 	}
@@ -377,8 +391,8 @@ func (h *handle) report(i int, r sink.Result) {
 			c.w.brokenPromise("reported a class that does not exist")
 		}
 	}
-	c.results[i] = r
-	c.flags[i].Store(flagSet)
+	h.results[i] = r
+	h.flags[i].Store(h.gen*flagUse | flagSet)
 	if r.Status != sink.Delivered {
 		c.bad.Add(1)
 		c.w.failures.Add(1)
@@ -391,19 +405,23 @@ func (h *handle) report(i int, r sink.Result) {
 
 // accept is sink.Batch.Accepted.
 func (h *handle) accept() {
-	if h.c.gen.Load() == h.gen {
-		h.c.accepted.Store(true)
+	if h.c.accepted.CompareAndSwap(h.gen*2, h.gen*2+1) {
 		h.c.w.poke()
 	}
 }
 
+// isAccepted reports whether the sink has said that the next call may begin.
+func (c *call) isAccepted() bool { return c.accepted.Load() == c.gen.Load()*2+1 }
+
 // isStale is sink.Batch.Stale.
 func (h *handle) isStale() bool {
 	c := h.c
-	if c.w.failures.Load() == c.known && !c.dead.Load() {
+	if c.w.failures.Load() == h.known && !c.dead.Load() {
 		return false
 	}
-	c.stale.Store(true)
+	if c.gen.Load() == h.gen { // a use too late, it has a message kept that could wait
+		c.stale.Store(true)
+	}
 	return true
 }
 
@@ -430,7 +448,7 @@ func (w *worker) recycleCall(c *call) {
 	clear(c.msgs)
 	clear(c.results)
 	c.msgs, c.at, c.k = c.msgs[:0], c.at[:0], nil
-	c.accepted.Store(false)
+	c.accepted.Store(c.gen.Load() * 2)
 	c.fate.Store(isOpen)
 	c.stale.Store(false)
 	c.bad.Store(0)

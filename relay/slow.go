@@ -51,7 +51,7 @@ func (w *worker) loosen() {
 		c.loose = true
 		for j, i := range c.at {
 			key := c.k.rec(int(i)).Key
-			if c.flags[j].Load() != flagSeen && key != "" && w.parked[key] == nil {
+			if c.flags[j].Load() != c.flag(flagSeen) && key != "" && w.parked[key] == nil {
 				w.parked[key] = &park{}
 			}
 		}
