@@ -22,9 +22,9 @@ import (
 
 // partition is a range of ids of outbox_events.
 type partition struct {
-	name string
-	from int64 // math.MinInt64: without beginning
-	to   int64 // the first beyond it; noEnd: without end
+	name string // as SQL has it
+	from int64  // math.MinInt64: without beginning
+	to   int64  // the first beyond it; noEnd: without end
 }
 
 const noEnd = math.MaxInt64
@@ -87,13 +87,19 @@ func (s *Store) checkPartitions(ctx context.Context) error {
 // error says which ids have none.
 func (v view) partitions(ctx context.Context) (set int64, parts []partition, err error) {
 	var names, bounds []string
+	var divided *string
 	var first int64
 	err = v.q.QueryRow(ctx, `select (`+setSQL+`), coalesce((select first_id from outbox_source), 1),
-			coalesce(array_agg(c.relname::text), '{}'), coalesce(array_agg(coalesce(pg_get_expr(c.relpartbound, c.oid), '')), '{}')
+			coalesce(array_agg(c.oid::regclass::text), '{}'), coalesce(array_agg(coalesce(pg_get_expr(c.relpartbound, c.oid), '')), '{}'),
+			min(c.oid::regclass::text) filter (where c.relkind = 'p')
 		from pg_inherits i join pg_class c on c.oid = i.inhrelid
-		where i.inhparent = 'outbox_events'::regclass and not i.inhdetachpending`).Scan(&set, &first, &names, &bounds)
+		where i.inhparent = 'outbox_events'::regclass and not i.inhdetachpending`).Scan(&set, &first, &names, &bounds, &divided)
 	if err != nil {
 		return 0, nil, Explain(fmt.Errorf("look at the partitions of outbox_events: %w", err))
+	}
+	if divided != nil {
+		return 0, nil, outrider.WithHint(fmt.Errorf("the partition %s of outbox_events has partitions itself: nobody would notice one that is missing", *divided),
+			"no event is read: replace it by one without")
 	}
 	for i, bound := range bounds {
 		if p, ok := parseBound(names[i], bound); ok {
