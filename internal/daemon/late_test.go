@@ -15,16 +15,16 @@ import (
 // LIF-03: a call that comes when its client has been closed is answered, and
 // with nothing that says delivered or refused.
 func TestLateCallMeetsClosedClient(t *testing.T) {
-	for name, open := range map[string]func() (sink.Sink, error){
-		"Kafka": func() (sink.Sink, error) {
+	for name, open := range map[string]func(*testing.T) (sink.Sink, error){
+		"Kafka": func(t *testing.T) (sink.Sink, error) {
 			return kafkasink.New(kafkasink.Config{Brokers: []string{testdb.Kafka(t)}, DeliveryTimeout: 2 * time.Second})
 		},
-		"NATS": func() (sink.Sink, error) {
+		"NATS": func(t *testing.T) (sink.Sink, error) {
 			return natssink.New(natssink.Config{URLs: []string{testdb.NATS(t)}, AckTimeout: 2 * time.Second})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, err := open()
+			s, err := open(t)
 			if err != nil {
 				t.Fatal(err)
 			}
