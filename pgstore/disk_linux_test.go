@@ -90,7 +90,7 @@ func smallTablespace(t *testing.T) (name, disk string) {
 	if err != nil {
 		t.Skipf("the server's files are not to be seen from here (the same is tested with a trigger): %v", err)
 	}
-	disk, err = os.MkdirTemp("", "outrider-disk")
+	disk, err = os.MkdirTemp("", "outrider-disk") //nolint:usetesting // the server may not enter a folder of the test
 	if err != nil {
 		t.Fatal(err)
 	}

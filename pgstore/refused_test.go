@@ -90,6 +90,7 @@ func TestRefusedWhileRunning(t *testing.T) {
 }
 
 func refusedWhileRunning(t *testing.T, c refusal) {
+	t.Helper()
 	const first, n, keys = 5, 60, 7
 	owner, db := open(t, pgstore.Config{})
 	s, role := asRole(t, owner, db)

@@ -162,6 +162,7 @@ func testSizes(x *sole, maintain *pgstore.Store, events int, bounds map[string]i
 
 // forget holds a snapshot until the test ends.
 func forget(t *testing.T, dsn string) {
+	t.Helper()
 	conn, err := pgx.Connect(t.Context(), dsn)
 	if err != nil {
 		t.Fatal(err)
@@ -175,6 +176,7 @@ func forget(t *testing.T, dsn string) {
 // standBy does what a standby with hot_standby_feedback does: it takes the log,
 // and tells of a query that needs what is visible now.
 func standBy(t *testing.T, dsn string) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	watcher, err := pgx.Connect(ctx, dsn)
 	if err != nil {

@@ -68,6 +68,9 @@ const (
 // flag is a state in the use that a worker is at.
 func (c *call) flag(state uint32) uint32 { return c.gen.Load()*flagUse | state }
 
+// flag is a state in the use that a sink was given.
+func (h *handle) flag(state uint32) uint32 { return h.gen*flagUse | state }
+
 // maxCalls bounds the calls of one lease that are open at once, as retries
 // beside slow messages make them.
 const maxCalls = 16
@@ -381,7 +384,7 @@ func (h *handle) report(i int, r sink.Result) {
 	if c.dead.Load() {
 		return
 	}
-	if !h.flags[i].CompareAndSwap(h.gen*flagUse|flagNone, h.gen*flagUse|flagWriting) {
+	if !h.flags[i].CompareAndSwap(h.flag(flagNone), h.flag(flagWriting)) {
 		c.w.brokenPromise("reported a message twice")
 		return
 	}
@@ -392,7 +395,7 @@ func (h *handle) report(i int, r sink.Result) {
 		}
 	}
 	h.results[i] = r
-	h.flags[i].Store(h.gen*flagUse | flagSet)
+	h.flags[i].Store(h.flag(flagSet))
 	if r.Status != sink.Delivered {
 		c.bad.Add(1)
 		c.w.failures.Add(1)

@@ -147,6 +147,7 @@ func TestRelayOnAFullDisk(t *testing.T) {
 }
 
 func relayOnAFullDisk(t *testing.T, disk diskFull, set migrate.Set) {
+	t.Helper()
 	const n, before, keys = 3000, 500, 20
 	db := makeDBIn(t, set, disk.dir(t))
 	s := open(t, set, sqlitestore.Config{Path: db.path, BusyTimeout: time.Minute})
