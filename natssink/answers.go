@@ -99,7 +99,11 @@ func (s *Sink) notSent(err error) sink.Result {
 			Err: fmt.Errorf("payload and headers are over the server's limit of %d bytes: %w", s.nc.MaxPayload(), err)}
 	case errors.Is(err, nats.ErrBadSubject):
 		return sink.Result{Status: sink.Reject, Class: sink.ClassNoTarget, Err: outrider.WithHint(err, hintStream)}
-	case errors.Is(err, nats.ErrBadHeaderMsg), errors.Is(err, nats.ErrHeadersNotSupported):
+	case errors.Is(err, nats.ErrHeadersNotSupported):
+		// What the client says until a server has told what it can, and of none
+		// that has JetStream.
+		return s.unreachable(err)
+	case errors.Is(err, nats.ErrBadHeaderMsg):
 		return sink.Result{Status: sink.Reject, Class: sink.ClassInvalid, Err: err}
 	case errors.Is(err, nats.ErrReconnectBufExceeded), errors.Is(err, nats.ErrConnectionClosed),
 		errors.Is(err, nats.ErrConnectionDraining):
@@ -114,7 +118,7 @@ func (s *Sink) unreachable(err error) sink.Result {
 		err = *down
 	} else if last := s.nc.LastError(); last != nil {
 		err = last
-	} else if errors.Is(err, nats.ErrReconnectBufExceeded) {
+	} else if errors.Is(err, nats.ErrReconnectBufExceeded) || errors.Is(err, nats.ErrHeadersNotSupported) && !s.nc.IsConnected() {
 		err = errNoConnection // what the client says of it is about its buffer
 	}
 	r := sink.Result{Status: sink.NotSent, Class: sink.ClassUnreachable, Err: outrider.WithHint(err, hintReach)}

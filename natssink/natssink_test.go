@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -307,6 +308,49 @@ func TestNoServerAtFirstIsSaid(t *testing.T) {
 		}
 		if strings.Contains(got, "hidden") {
 			t.Errorf("%s: a password is shown: %q", test.name, got)
+		}
+	}
+}
+
+// What is published before any server was there has not been sent: it costs no
+// attempt, and goes out once there is one.
+func TestNoServerAtFirstCostsNothing(t *testing.T) {
+	url := embedded(t)
+	stream := newStream(t, jetStream(t, url))
+	var there atomic.Bool
+	s, err := New(Config{URLs: []string{url}, AckTimeout: sinktest.Patience, Logger: slog.New(slog.DiscardHandler),
+		dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+			if !there.Load() {
+				return nil, errors.New("played: refused")
+			}
+			return new(net.Dialer).DialContext(ctx, network, address)
+		}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeLater(t, s)
+	publish := func() sink.Result {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), sinktest.Patience)
+		defer cancel()
+		got := make(chan sink.Result, 1)
+		s.Publish(ctx, sink.Batch{
+			Messages: []sink.Message{{To: stream + ".a", Record: &outrider.Record{Event: outrider.Event{ID: "1", Type: "T", Key: "a", Payload: []byte("x")}}}},
+			Report:   func(_ int, r sink.Result) { got <- r },
+		})
+		return <-got
+	}
+	if r := publish(); r.Status != sink.NotSent || r.Class != sink.ClassUnreachable || r.Err == nil || outrider.Hint(r.Err) == "" {
+		t.Errorf("with no server: %+v", r)
+	}
+	there.Store(true)
+	for end := time.Now().Add(sinktest.Patience); ; time.Sleep(10 * time.Millisecond) {
+		r := publish()
+		if r.Status == sink.Delivered {
+			return
+		}
+		if r.Status == sink.Reject || time.Now().After(end) {
+			t.Fatalf("once there is one: %+v", r)
 		}
 	}
 }
