@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"time"
 
 	"github.com/outrider-dev/outrider"
 	"github.com/outrider-dev/outrider/internal/config"
@@ -128,9 +127,9 @@ type stepsView struct {
 }
 
 type stepView struct {
-	Version   int        `json:"version"`
-	Name      string     `json:"name"`
-	AppliedAt *time.Time `json:"applied_at,omitempty"`
+	Version   int      `json:"version"`
+	Name      string   `json:"name"`
+	AppliedAt *instant `json:"applied_at,omitempty"`
 }
 
 func viewSteps(steps []migrate.Step) stepsView {

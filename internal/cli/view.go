@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"encoding/json"
 	"time"
 	"unicode/utf8"
 
@@ -54,22 +55,22 @@ type relayView struct {
 }
 
 type entryView struct {
-	Destination   string     `json:"destination"`
-	Row           string     `json:"row"`
-	EventID       string     `json:"event_id"`
-	Type          string     `json:"type"`
-	AggregateType string     `json:"aggregate_type"`
-	AggregateID   string     `json:"aggregate_id"`
-	Key           string     `json:"key"`
-	Unordered     bool       `json:"unordered,omitempty"`
-	State         string     `json:"state"`
-	Reason        string     `json:"reason,omitempty"`
-	Attempts      int        `json:"attempts"`
-	Class         string     `json:"class,omitempty"`
-	Message       string     `json:"message,omitempty"`
-	CreatedAt     time.Time  `json:"created_at"`
-	LastFailure   *time.Time `json:"last_failure,omitempty"`
-	DueIn         float64    `json:"due_in_seconds,omitempty"`
+	Destination   string   `json:"destination"`
+	Row           string   `json:"row"`
+	EventID       string   `json:"event_id"`
+	Type          string   `json:"type"`
+	AggregateType string   `json:"aggregate_type"`
+	AggregateID   string   `json:"aggregate_id"`
+	Key           string   `json:"key"`
+	Unordered     bool     `json:"unordered,omitempty"`
+	State         string   `json:"state"`
+	Reason        string   `json:"reason,omitempty"`
+	Attempts      int      `json:"attempts"`
+	Class         string   `json:"class,omitempty"`
+	Message       string   `json:"message,omitempty"`
+	CreatedAt     instant  `json:"created_at"`
+	LastFailure   *instant `json:"last_failure,omitempty"`
+	DueIn         float64  `json:"due_in_seconds,omitempty"`
 }
 
 type listView struct {
@@ -92,8 +93,8 @@ type eventView struct {
 	Headers       map[string]string `json:"headers,omitempty"`
 	Traceparent   string            `json:"traceparent,omitempty"`
 	Lane          int               `json:"lane"`
-	CreatedAt     time.Time         `json:"created_at"`
-	AvailableAt   *time.Time        `json:"available_at,omitempty"`
+	CreatedAt     instant           `json:"created_at"`
+	AvailableAt   *instant          `json:"available_at,omitempty"`
 	// Payload is the payload if it is valid UTF-8, PayloadBase64 if not.
 	Payload       *string     `json:"payload,omitempty"`
 	PayloadBase64 []byte      `json:"payload_base64,omitempty"`
@@ -131,7 +132,7 @@ func viewEntry(e store.Entry) entryView {
 		Destination: e.Destination, Row: e.Row, EventID: e.EventID, Type: e.Type,
 		AggregateType: e.AggregateType, AggregateID: e.AggregateID, Key: e.Key, Unordered: e.Unordered,
 		State: e.State.String(), Reason: e.Reason, Attempts: e.Attempts, Class: e.Class, Message: e.Message,
-		CreatedAt: e.CreatedAt.UTC(), LastFailure: timeOrNil(e.LastFailure), DueIn: seconds(e.DueIn),
+		CreatedAt: instant{e.CreatedAt.UTC()}, LastFailure: timeOrNil(e.LastFailure), DueIn: seconds(e.DueIn),
 	}
 }
 
@@ -140,7 +141,7 @@ func viewEvent(d store.Detail) eventView {
 	v := eventView{
 		Row: r.Row, ID: r.ID, Type: r.Type, AggregateType: r.AggregateType, AggregateID: r.AggregateID,
 		Key: r.Key, Unordered: r.Unordered, ContentType: r.ContentType, Headers: r.Headers,
-		Traceparent: r.Traceparent, Lane: r.Lane, CreatedAt: r.CreatedAt.UTC(),
+		Traceparent: r.Traceparent, Lane: r.Lane, CreatedAt: instant{r.CreatedAt.UTC()},
 		AvailableAt: timeOrNil(r.AvailableAt), Destinations: []entryView{},
 	}
 	v.Payload, v.PayloadBase64 = viewPayload(r)
@@ -158,10 +159,15 @@ func viewPayload(r outrider.Record) (*string, []byte) {
 	return nil, r.Payload
 }
 
-func timeOrNil(t time.Time) *time.Time {
+// instant is printed whatever its year: package time refuses those beyond 9999,
+// which a row written by hand may have.
+type instant struct{ time.Time }
+
+func (t instant) MarshalJSON() ([]byte, error) { return json.Marshal(t.Format(time.RFC3339Nano)) }
+
+func timeOrNil(t time.Time) *instant {
 	if t.IsZero() {
 		return nil
 	}
-	t = t.UTC()
-	return &t
+	return &instant{t.UTC()}
 }
