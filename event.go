@@ -102,6 +102,23 @@ type Record struct {
 	Waited time.Duration
 }
 
+// SmallTexts is what a record's texts and headers may take up without counting
+// in Size, in bytes: of records there is a bound of its own.
+const SmallTexts = 1024
+
+// Size is how many bytes the record takes up in a bound of memory: its payload,
+// and by what its texts and headers exceed SmallTexts.
+func (r *Record) Size() int {
+	n := len(r.AggregateType) + len(r.AggregateID) + len(r.Type) + len(r.ContentType) + len(r.Traceparent)
+	if r.Key != r.AggregateID {
+		n += len(r.Key)
+	}
+	for k, v := range r.Headers {
+		n += len(k) + len(v)
+	}
+	return len(r.Payload) + max(0, n-SmallTexts)
+}
+
 // Sequence places an event among the first deliveries of its key: the page it
 // was read in, and its position there. A page that is read again after a crash
 // keeps its number, over moves of its lane too, so what is repeated can be told

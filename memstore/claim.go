@@ -121,7 +121,7 @@ func (b *builder) offer(x *cell) verdict {
 		first := b.claim.cells[0]
 		switch {
 		case b.p.MaxRecords > 0 && n >= b.p.MaxRecords,
-			b.p.MaxBytes > 0 && b.bytes+len(x.row.record.Payload) > b.p.MaxBytes:
+			b.p.MaxBytes > 0 && b.bytes+x.row.record.Size() > b.p.MaxBytes:
 			return full
 		case b.p.Kind == store.Fresh && x.again != first.again:
 			return full
@@ -135,7 +135,7 @@ func (b *builder) offer(x *cell) verdict {
 		}
 		b.keys[x.key]++
 	}
-	b.bytes += len(x.row.record.Payload)
+	b.bytes += x.row.record.Size()
 	b.claim.cells = append(b.claim.cells, x)
 	x.claim = b.claim
 	if x.piece > 0 {

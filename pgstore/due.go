@@ -49,6 +49,7 @@ func (d *due) ids() []int64 {
 type single struct {
 	row
 	together int
+	again    bool // it may have been sent before
 	missing  bool // its event's row is gone
 }
 
@@ -218,7 +219,7 @@ func (l *lease) singles(res pgx.Rows, limit int) (out []single, more bool, err e
 		s.rec.Attempts, s.rec.Starts, s.together = int(n(0)), int(n(1)), int(n(2))
 		s.rec.Waited = time.Duration(n(3)) * time.Microsecond
 		s.missing = s.id == 0
-		s.id = n(4)
+		s.id, s.again = n(4), v[5][0] == 1
 		s.rec.Sequence.Pos = s.id
 		if s.together > 0 {
 			limit = min(limit, s.together)
@@ -325,7 +326,7 @@ func (l *lease) readDrains(ctx context.Context, p store.ClaimParams, d *due, sin
 	found := make([]batch, len(keys))
 	for i, k := range keys {
 		b.Queue(l.ses.st.sql.key, mask(l.Lanes), inline(p), k.key, max(k.at, k.head), k.target.text, k.base.text, share+1).
-			Query(func(r pgx.Rows) error { return l.reader.rows(r, &found[i], 0) })
+			Query(func(r pgx.Rows) error { return l.reader.rows(r, &found[i], p.MaxBytes, 0) })
 	}
 	if err := l.ses.st.readEvents(ctx, &b); err != nil {
 		return fmt.Errorf("pgstore: read held keys of lease %d: %w", l.ID, err)
@@ -339,7 +340,7 @@ func (l *lease) readDrains(ctx context.Context, p store.ClaimParams, d *due, sin
 	for i, k := range keys {
 		switch n := cuts[i]; {
 		case n > 0:
-			d.drains = append(d.drains, l.drain(k, found[i].rows[:n], n == len(found[i].rows)))
+			d.drains = append(d.drains, l.drain(k, found[i].rows[:n], n == len(found[i].rows) && !found[i].more))
 		case len(found[i].rows) == 0 && k.head == 0:
 			k.base, k.target, k.at, k.near = *k.target, nil, 0, true
 		}
@@ -437,7 +438,7 @@ func (d *due) pick(singles []single) {
 		}
 		c.Records = append(c.Records, *s.rec)
 		d.singles = append(d.singles, s.id)
-		c.Redelivery = true
+		c.Redelivery = c.Redelivery || s.again
 		if s.together > 0 {
 			c.Exclusive = true
 			c.Alone = s.together == 1

@@ -242,12 +242,12 @@ func (l *lease) openWindow(ctx context.Context, p store.ClaimParams, pos positio
 		},
 		func(b *pgx.Batch) {
 			b.Queue(st.sql.fresh, mask(l.Lanes), inline(p), pos.base.xmax, limit).
-				Query(func(r pgx.Rows) error { return l.reader.rows(r, found, l.size) })
+				Query(func(r pgx.Rows) error { return l.reader.rows(r, found, p.MaxBytes, l.size) })
 		},
 		func(b *pgx.Batch) {
 			if len(pos.base.xip) > 0 {
 				b.Queue(st.sql.late, mask(l.Lanes), inline(p), pos.base.xipText(), limit).
-					Query(func(r pgx.Rows) error { return l.reader.rows(r, found, l.size) })
+					Query(func(r pgx.Rows) error { return l.reader.rows(r, found, p.MaxBytes, l.size) })
 			}
 		})
 	if err != nil {
@@ -323,14 +323,14 @@ func (l *lease) readWindow(ctx context.Context, p store.ClaimParams, pos positio
 	}
 	switch {
 	case from >= pos.hi:
-		err = l.query(ctx, found, st.sql.newer, mask(l.Lanes), inline(p), from, pos.top, pos.target.text, p.MaxRecords+1)
+		err = l.query(ctx, p, found, st.sql.newer, mask(l.Lanes), inline(p), from, pos.top, pos.target.text, p.MaxRecords+1)
 	case behind <= walk:
-		err = l.query(ctx, found, st.sql.again, mask(l.Lanes), inline(p), from, pos.top, pos.target.text, pos.base.text, p.MaxRecords+1)
+		err = l.query(ctx, p, found, st.sql.again, mask(l.Lanes), inline(p), from, pos.top, pos.target.text, pos.base.text, p.MaxRecords+1)
 	default:
-		err = l.query(ctx, found, st.sql.older, mask(l.Lanes), inline(p), pos.base.xmax, pos.base.xipText(), pos.hi, from,
+		err = l.query(ctx, p, found, st.sql.older, mask(l.Lanes), inline(p), pos.base.xmax, pos.base.xipText(), pos.hi, from,
 			pos.target.text, p.MaxRecords+1)
-		if room := p.MaxRecords + 1 - len(found.rows); err == nil && room > 0 {
-			err = l.query(ctx, found, st.sql.newer, mask(l.Lanes), inline(p), pos.hi, pos.top, pos.target.text, room)
+		if room := p.MaxRecords + 1 - len(found.rows); err == nil && room > 0 && !found.more {
+			err = l.query(ctx, p, found, st.sql.newer, mask(l.Lanes), inline(p), pos.hi, pos.top, pos.target.text, room)
 		}
 	}
 	if err != nil {
@@ -338,7 +338,7 @@ func (l *lease) readWindow(ctx context.Context, p store.ClaimParams, pos positio
 	}
 	rows := found.rows
 	n := cut(rows[:min(len(rows), p.MaxRecords)], p.MaxBytes)
-	pg := page{Base: pos.base.text, Snap: pos.target.text, From: from, Top: pos.top, Last: n == len(rows)}
+	pg := page{Base: pos.base.text, Snap: pos.target.text, From: from, Top: pos.top, Last: n == len(rows) && !found.more}
 	found.cut(n)
 	pg.To = max(from, pos.top)
 	if !pg.Last {
@@ -352,9 +352,9 @@ func (l *lease) readWindow(ctx context.Context, p store.ClaimParams, pos positio
 const walk = 500_000
 
 // query reads rows behind those there are.
-func (l *lease) query(ctx context.Context, b *batch, sql string, args ...any) error {
+func (l *lease) query(ctx context.Context, p store.ClaimParams, b *batch, sql string, args ...any) error {
 	var q pgx.Batch
-	q.Queue(sql, args...).Query(func(r pgx.Rows) error { return l.reader.rows(r, b, l.size) })
+	q.Queue(sql, args...).Query(func(r pgx.Rows) error { return l.reader.rows(r, b, p.MaxBytes, l.size) })
 	return l.ses.st.readEvents(ctx, &q)
 }
 
@@ -365,13 +365,13 @@ func (l *lease) readAgain(ctx context.Context, p store.ClaimParams, pg page) (*s
 		limit = min(limit, pg.Limit)
 	}
 	found := l.ses.st.takeBatch()
-	err := l.query(ctx, found, l.ses.st.sql.again, mask(l.Lanes), inline(p), pg.From, pg.To, pg.Snap, pg.Base, limit+1)
+	err := l.query(ctx, p, found, l.ses.st.sql.again, mask(l.Lanes), inline(p), pg.From, pg.To, pg.Snap, pg.Base, limit+1)
 	if err != nil {
 		return nil, fmt.Errorf("pgstore: read lease %d again: %w", l.ID, err)
 	}
 	rows := found.rows
 	n := cut(rows[:min(len(rows), limit)], p.MaxBytes)
-	whole := n == len(rows)
+	whole := n == len(rows) && !found.more
 	found.cut(n)
 	l.mu.Lock()
 	pos := l.read

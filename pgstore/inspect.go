@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -443,7 +444,7 @@ func (v view) show(ctx context.Context, id string) ([]store.Detail, error) {
 			return nil, fmt.Errorf("pgstore: show %s: %w", id, err)
 		}
 		var found batch
-		if err := r.rows(res, &found, 1); err != nil {
+		if err := r.rows(res, &found, math.MaxInt, 1); err != nil {
 			return nil, fmt.Errorf("pgstore: show %s: %w", id, err)
 		}
 		if len(found.recs) == 0 {

@@ -102,7 +102,7 @@ func TestLargePayloadsAreLeftOutOfThePage(t *testing.T) {
 		t.Fatal(err)
 	}
 	var found batch
-	err = newReader().rows(res, &found, 0)
+	err = newReader().rows(res, &found, 1<<30, 0)
 	rows := found.rows
 	if err != nil || len(rows) != 4 {
 		t.Fatalf("%d rows, %v", len(rows), err)

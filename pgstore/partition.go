@@ -89,7 +89,9 @@ func (v view) partitions(ctx context.Context) (set int64, parts []partition, err
 	var names, bounds []string
 	var divided *string
 	var first int64
-	err = v.q.QueryRow(ctx, `select (`+setSQL+`), coalesce((select first_id from outbox_source), 1),
+	err = v.q.QueryRow(ctx, `select (`+setSQL+`), 
+			-- however much was declared removed: new ids need their partition
+			least(coalesce((select first_id from outbox_source), 1) - 1, (select last_value from outbox_events_id_seq)) + 1,
 			coalesce(array_agg(c.oid::regclass::text), '{}'), coalesce(array_agg(coalesce(pg_get_expr(c.relpartbound, c.oid), '')), '{}'),
 			min(c.oid::regclass::text) filter (where c.relkind = 'p')
 		from pg_inherits i join pg_class c on c.oid = i.inhrelid

@@ -463,3 +463,18 @@ func TestRemovingAPartition(t *testing.T) {
 		t.Errorf("of the last one it says %v", err)
 	}
 }
+
+// However much was declared removed, the ids to come need their partition.
+func TestPartitionThatIsWrittenToIsMissed(t *testing.T) {
+	ctx := context.Background()
+	s, db := twoPartitions(t, pgstore.Config{}, 0)
+	execAll(t, db, `insert into outbox_source (system_identifier, seen_xid, seen_id) select system_identifier::text, '3', 1 from pg_control_system() on conflict do nothing`,
+		`select setval('outbox_events_id_seq', 700)`, detachOldest, `update outbox_source set first_id = 1600`)
+	if err := s.Maintain(ctx); err == nil || !strings.Contains(err.Error(), "no partition for the ids from 701 to 1599") {
+		t.Errorf("it says %v", err)
+	}
+	execAll(t, db, `select setval('outbox_events_id_seq', 1599)`)
+	if err := s.Maintain(ctx); err != nil {
+		t.Error(err)
+	}
+}

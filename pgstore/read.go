@@ -20,7 +20,7 @@ import (
 type row struct {
 	id    int64
 	later bool // available_at is to come
-	size  int  // of the payload
+	size  int  // as of outrider.Record.Size
 	large bool // the payload was left out
 	rec   *outrider.Record
 }
@@ -28,8 +28,10 @@ type row struct {
 // batch is rows with their records side by side, so that a claim can take them
 // over as they are: copying them cost a drain a tenth of its time.
 type batch struct {
-	rows []row
-	recs []outrider.Record // recs[i] is that of rows[i]
+	rows  []row
+	recs  []outrider.Record // recs[i] is that of rows[i]
+	bytes int               // that all of them take up, as they were read
+	more  bool              // there are rows that were not read, for their bytes
 }
 
 // add makes room for a row.
@@ -117,6 +119,7 @@ func (r *reader) scan(rows pgx.Rows, out *row) ([][]byte, error) {
 	}
 	out.size = int(binary.BigEndian.Uint32(v[12]))
 	out.large = v[13] == nil && out.size > 0
+	out.size += max(0, len(v[2])+len(v[3])+len(v[4])+len(v[5])+len(v[6])+len(v[7])-outrider.SmallTexts)
 	if v[13] != nil {
 		rec.Payload = append(make([]byte, 0, len(v[13])), v[13]...)
 	}
@@ -196,14 +199,22 @@ func appendUUID(to, id []byte) []byte {
 	return to
 }
 
-// rows reads all of a result, behind what b holds. hint is how many may come.
-func (r *reader) rows(res pgx.Rows, b *batch, hint int) error {
+// rows reads a result, behind what b holds, until that exceeds limit bytes: what
+// comes behind is not for the same claim, and rows whose texts are large are not
+// to be in memory by the thousand. hint is how many may come.
+func (r *reader) rows(res pgx.Rows, b *batch, limit, hint int) error {
 	defer res.Close()
 	for res.Next() {
-		if _, err := r.scan(res, b.add(hint)); err != nil {
+		if b.more = b.bytes > limit; b.more {
+			break
+		}
+		row := b.add(hint)
+		if _, err := r.scan(res, row); err != nil {
 			return err
 		}
+		b.bytes += row.size
 	}
+	res.Close() // reads over the rest
 	return res.Err()
 }
 

@@ -108,7 +108,7 @@ func newStatements(payload string) statements {
 
 		due: `select ` + cols + `, x.attempts, x.starts, x.together,
 				coalesce((extract(epoch from clock_timestamp() - x.first_failed) * 1000000)::bigint, 0) as waited,
-				x.id as xid
+				x.id as xid, x.state <> 'SCHEDULED' as again
 			from outbox_exceptions x left join outbox_events e on e.id = x.id
 			where x.destination = $3 and (($1::bigint >> x.lane::int) & 1) = 1
 			  and x.state in ('WAITING', 'SCHEDULED', 'PUBLISHING') and x.due_at <= clock_timestamp()

@@ -173,7 +173,7 @@ func (w *worker) takeRead(rd *reading) {
 	}
 	bytes := 0
 	for i := range c.Records {
-		bytes += len(c.Records[i].Payload)
+		bytes += c.Records[i].Size()
 	}
 	used := share{len(c.Records), bytes}
 	w.dest.budget.give(share{rd.share.records - used.records, rd.share.bytes - used.bytes})

@@ -389,8 +389,8 @@ func (b *dueBuilder) readEvents(ctx context.Context) error {
 		if err := sc.scan(r, w); err != nil {
 			return false, err
 		}
-		if bytes += len(w.rec.Payload); bytes > b.p.MaxBytes {
-			w.large, w.rec.Payload = w.size > 0, nil // it may not be wanted
+		if bytes += w.rec.Size(); bytes > b.p.MaxBytes {
+			w.large, w.rec.Payload = w.large || len(w.rec.Payload) > 0, nil // it may not be wanted
 		}
 		byID[w.id].event = w
 		return true, nil

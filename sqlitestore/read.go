@@ -16,7 +16,7 @@ import (
 type row struct {
 	id    int64
 	later bool // available_at is to come
-	size  int  // of the payload
+	size  int  // as of outrider.Record.Size
 	large bool // the payload was left out
 	skip  bool // it was read without being wanted: its key is held back
 	rec   outrider.Record
@@ -73,9 +73,12 @@ func (s *scanner) fill(out *row) {
 	}
 	switch v := s.payload.(type) {
 	case []byte:
-		rec.Payload, out.size = v, len(v)
+		rec.Payload = v
+		out.size = rec.Size()
 	case int64:
-		out.size, out.large = int(v), true
+		out.size, out.large = int(v)+rec.Size(), true
+	default:
+		out.size = rec.Size()
 	}
 }
 

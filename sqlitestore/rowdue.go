@@ -111,8 +111,8 @@ func (b *rowDue) read(ctx context.Context) error {
 	err = l.db.query(ctx, func(r *sql.Rows) (bool, error) {
 		var w rowState
 		err := sc.scanRow(r, &w)
-		if bytes += len(w.rec.Payload); bytes > b.p.MaxBytes {
-			w.large, w.rec.Payload = w.size > 0, nil // it may not be wanted
+		if bytes += w.rec.Size(); bytes > b.p.MaxBytes {
+			w.large, w.rec.Payload = w.large || len(w.rec.Payload) > 0, nil // it may not be wanted
 		}
 		due = append(due, w)
 		return true, err

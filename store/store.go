@@ -211,8 +211,8 @@ type ClaimParams struct {
 	Lease Lease
 	Kind  Kind
 
-	// MaxRecords and MaxBytes (payloads) bound it. One record is handed out
-	// however large it is.
+	// MaxRecords and MaxBytes (of Record.Size) bound it. One record is handed
+	// out however large it is.
 	MaxRecords int
 	MaxBytes   int
 

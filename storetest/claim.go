@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/outrider-dev/outrider"
@@ -69,13 +70,18 @@ func large(key string, size int) outrider.Event {
 	return e
 }
 
-// Payloads together stay under MaxBytes, but one is handed out however large.
+// Payloads and headers together stay under MaxBytes, but one is handed out however large.
 func testMaxBytes(b *bench) {
 	m := b.owner()
 	m.params.MaxBytes = 10_000
 	var all []outrider.Event
 	for _, size := range []int{4000, 4000, 4000, 1_000_000, 100, 10_001, 10_000, 100, 9_900, 2} {
 		all = append(all, large("a", size))
+	}
+	for range 5 { // headers count as well
+		e := large("a", 100)
+		e.Headers = map[string]string{"h": strings.Repeat("x", 6000)}
+		all = append(all, e)
 	}
 	b.put(all...)
 	var got []outrider.Record
@@ -101,7 +107,7 @@ func testMaxBytes(b *bench) {
 func size(records []outrider.Record) int {
 	n := 0
 	for _, r := range records {
-		n += len(r.Payload)
+		n += r.Size()
 	}
 	return n
 }

@@ -316,7 +316,7 @@ func (c *showCmd) next(events []store.Detail) string {
 			if e.State == store.Failed || e.State == store.Waiting {
 				return "outrider retry " + quote(e.Row) + c.flags()
 			}
-			if head, ok := strings.CutPrefix(e.Reason, "held behind "); ok {
+			if head := heldBehind(e); head != "" {
 				return "outrider show " + quote(head) + c.flags()
 			}
 		}

@@ -84,8 +84,8 @@ type Relay struct {
 	// Events in one claim at most.
 	MaxRecords int `yaml:"max_records" default:"5000" min:"1" max:"100000"`
 
-	// Payload bytes in one claim at most. One event is sent however large it
-	// is.
+	// Bytes of payloads, and of texts and headers beyond 1 KiB an event, in one
+	// claim at most. One event is sent however large it is.
 	MaxBytes Size `yaml:"max_bytes" default:"16MiB" min:"1KiB" max:"1GiB"`
 
 	// Events of one key in a claim at most. The rest of a key's burst is read
@@ -100,8 +100,7 @@ type Relay struct {
 	// This is also what can be sent twice after a crash.
 	MaxRecordsInFlight int `yaml:"max_records_in_flight" default:"50000" min:"1" max:"10000000"`
 
-	// Payload bytes in hand over all destinations of a source. At least
-	// max_bytes.
+	// The same in hand, over all destinations of a source. At least max_bytes.
 	MaxBytesInFlight Size `yaml:"max_bytes_in_flight" default:"64MiB" min:"1KiB" max:"64GiB"`
 
 	// Events per lease that wait for another try, and keys that are held, from
