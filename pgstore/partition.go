@@ -17,7 +17,7 @@ import (
 
 // Rows of a partition that is detached are seen by no query. A position that
 // moved on meanwhile would have passed them for good, so every read of events
-// is followed by a look at which partitions there are (whole): by itself it
+// is followed by a look at which partitions there are (readEvents): by itself it
 // only compares a number, and the ranges are compared when that has changed.
 
 // partition is a range of ids of outbox_events.

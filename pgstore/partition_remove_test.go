@@ -4,7 +4,6 @@ import (
 	"context"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/outrider-dev/outrider/pgstore"
 )
@@ -37,18 +36,7 @@ func TestRemovingAPartitionSeesWhatComesMeanwhile(t *testing.T) {
 			_, err := db.Exec(remove)
 			answer <- err
 		}()
-		for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-			var waits bool
-			if err := db.QueryRow(`select exists (select from pg_locks where relation = 'outbox_events'::regclass and not granted)`).Scan(&waits); err != nil {
-				t.Fatal(err)
-			}
-			if waits {
-				break
-			}
-			if time.Now().After(end) {
-				t.Fatal("the statement does not wait for the lock")
-			}
-		}
+		untilTrue(t, db, "the statement to wait for the lock", `select exists (select from pg_locks where relation = 'outbox_events'::regclass and not granted)`)
 		if strings.HasPrefix(c.beside, "insert") {
 			execAll(t, db, c.beside)
 		}

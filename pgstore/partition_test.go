@@ -81,15 +81,18 @@ func inOrder(t testing.TB, sk *memsink.Sink, n int) {
 // saysMissing waits until the relay says what is missing.
 func saysMissing(t testing.TB, r *relay.Relay, want string) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
-		h := fmt.Sprintf("%+v", r.Health())
-		if strings.Contains(h, want) {
-			return
+	until(t, "the relay to say: "+want, func() bool { return strings.Contains(fmt.Sprintf("%+v", r.Health()), want) })
+}
+
+// untilTrue waits until the database answers yes.
+func untilTrue(t testing.TB, db *sql.DB, what, query string) {
+	t.Helper()
+	until(t, what, func() (yes bool) {
+		if err := db.QueryRow(query).Scan(&yes); err != nil {
+			t.Fatal(err)
 		}
-		if time.Now().After(end) {
-			t.Fatalf("it says %s", h)
-		}
-	}
+		return yes
+	})
 }
 
 // A relay does not start without a partition that may hold events, and loses
@@ -288,18 +291,7 @@ func TestPartitionDetachedWhileAClaimWaits(t *testing.T) {
 		}
 		got <- err
 	}()
-	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		var waits bool
-		if err := db.QueryRow(`select exists (select from pg_locks where relation = 'outbox_events'::regclass and not granted)`).Scan(&waits); err != nil {
-			t.Fatal(err)
-		}
-		if waits {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatal("the claim does not wait for the lock")
-		}
-	}
+	untilTrue(t, db, "the claim to wait for the lock", `select exists (select from pg_locks where relation = 'outbox_events'::regclass and not granted)`)
 	if err := tx.Commit(); err != nil {
 		t.Fatal(err)
 	}
@@ -332,18 +324,7 @@ func TestPartitionBeingDetachedConcurrently(t *testing.T) {
 		_, err := db.Exec(detachOldest + ` concurrently`)
 		detached <- err
 	}()
-	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		var pending bool
-		if err := db.QueryRow(`select bool_or(inhdetachpending) from pg_inherits where inhparent = 'outbox_events'::regclass`).Scan(&pending); err != nil {
-			t.Fatal(err)
-		}
-		if pending {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatal("nothing is being detached")
-		}
-	}
+	untilTrue(t, db, "the partition to be on its way", `select bool_or(inhdetachpending) from pg_inherits where inhparent = 'outbox_events'::regclass`)
 	c, err := ses.Claim(ctx, store.ClaimParams{Lease: l, MaxRecords: 100, MaxBytes: 1 << 20})
 	if err == nil || !strings.Contains(err.Error(), "no partition for the ids from 1 to 1599") {
 		t.Errorf("claim: %+v, %v", c, err)
@@ -444,15 +425,13 @@ func TestRemovingAPartition(t *testing.T) {
 	mended.Store(true)
 	r, _ := relaying(t, s, sk, relay.Config{})
 	arrive(t, sk, 30, "once it is mended")
-	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+	until(t, "the last of it to be settled", func() bool {
 		_, err := db.Exec(remove)
-		if err == nil {
-			break // the last of it was settled
-		}
-		if !strings.Contains(err.Error(), "not yet:") && !strings.Contains(err.Error(), "55P03") || time.Now().After(end) {
+		if err != nil && !strings.Contains(err.Error(), "not yet:") && !strings.Contains(err.Error(), "55P03") {
 			t.Fatal(err)
 		}
-	}
+		return err == nil
+	})
 	execAll(t, db, `drop table outbox_events_p0`, some(5))
 	arrive(t, sk, 35, "without the oldest partition")
 	inOrder(t, sk, 35)
